@@ -16,6 +16,7 @@ from agents.api.callbacks import TaskSettings
 from agents.api.guard import Limits
 from agents.api.listen import Credentials, Listen
 from agents.backends import not_installed
+from agents.fleet.settings import FleetSettings
 from agents.host.view import HostView
 from netplugin import options
 from netplugin.data_path import GROUP
@@ -36,6 +37,7 @@ class Configuration:
     tasks: TaskSettings
     credentials: Credentials
     limits: Limits
+    fleet: FleetSettings | None
 
     @classmethod
     def read(cls, files: Sequence[Path]) -> Configuration:
@@ -50,6 +52,7 @@ class Configuration:
             TaskSettings.read(conf),
             Credentials(listen),
             Limits(conf.api.changes_per_second, conf.api.calls_at_once),
+            FleetSettings.read(conf),
         )
 
 
@@ -83,6 +86,7 @@ def mistakes(files: Sequence[Path]) -> list[str]:
         OvsSettings.read,
         HostView.read,
         TaskSettings.read,
+        FleetSettings.read,
         lambda conf: Credentials(Listen.read(conf)),
     ]
     readers += [partial(_check_backend, name) for name in conf.agent.enabled_backends]

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -42,6 +42,9 @@ from netplugin.host.safe_files import keep_to_owner, own_directory
 from netplugin.host.shared import Host
 from netplugin.host.supervisor import Supervisor
 from netplugin.spelling import Parser
+
+if TYPE_CHECKING:
+    from agents.fleet.runner import Fleet
 
 LOG = logging.getLogger(__name__)
 # Seconds to wait for the first reconcile before accepting calls.
@@ -167,10 +170,30 @@ def _run(read: Configuration, store: Store, audit: AuditLog) -> int:
         ),
         when_started=lambda: _notify("READY=1"),
     )
+    fleet = _fleet(read, service, store, rules, metrics, host.supervisor)
     try:
-        return asyncio.run(_serve(server, credentials, app, service, tasks, host.supervisor))
+        return asyncio.run(_serve(server, credentials, app, service, tasks, host.supervisor, fleet))
     finally:
         service.stop()
+
+
+def _fleet(
+    read: Configuration,
+    service: Service,
+    store: Store,
+    rules: BodyRules,
+    metrics: Metrics,
+    supervisor: Supervisor,
+) -> Fleet | None:
+    """What follows etcd, imported only by an agent that has one."""
+    if read.fleet is None:
+        return None
+    from agents.fleet.runner import Fleet
+
+    fleet = Fleet(read.fleet, service, store, rules, supervisor)
+    metrics.watch_fleet(lambda: fleet.connected, fleet.counts)
+    service.health.fleet = fleet.findings
+    return fleet
 
 
 async def _serve(
@@ -180,6 +203,7 @@ async def _serve(
     service: Service,
     tasks: TaskRunner,
     supervisor: Supervisor,
+    fleet: Fleet | None,
 ) -> int:
     loop = asyncio.get_running_loop()
 
@@ -212,6 +236,8 @@ async def _serve(
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
+    if fleet is not None:
+        loops.append(asyncio.create_task(fleet.keep()))
     usability = supervisor.every("backend-events", _COMPARE_S, service.health.note_usability)
     loops.append(asyncio.create_task(usability))
     loops.append(asyncio.create_task(supervisor.every("memory", _TRIM_S, release_memory)))

@@ -368,12 +368,41 @@ OVS = [
     ),
 ]
 
+FLEET = [
+    cfg.ListOpt(
+        "endpoints",
+        default=[],
+        help="Members of the etcd that has the desired state of this host, as host:port; it must speak TLS. "
+        "Empty: no fleet. It needs the extra: pip install 'netplugin[fleet]'. See docs/fleet.md.",
+    ),
+    cfg.StrOpt(
+        "host",
+        help="The name that etcd has for this host, of letters, digits, dots, dashes and underscores. No "
+        "other host may have it. Unset: the host name.",
+    ),
+    cfg.StrOpt("ca", help="File with the CA certificates (PEM) that etcd's certificates are verified with."),
+    cfg.StrOpt(
+        "cert",
+        help="File with the client certificate (PEM), whose common name is the user of etcd. It is read for "
+        "each connection, so that a renewed one is used.",
+    ),
+    cfg.StrOpt("key", help="File with the private key of cert (PEM)."),
+    cfg.StrOpt(
+        "role",
+        default="plug",
+        choices=["plug", "operate"],
+        help="The role that the writers of the fleet have on this host. With plug the host refuses what "
+        "takes operate in the API: physical networks, vf.trusted, disabled filters and so on.",
+    ),
+]
+
 GROUPS: dict[str, list[Any]] = {
     "DEFAULT": DEFAULT,
     "api": API,
     "agent": AGENT,
     "tasks": TASKS,
     "ovs": OVS,
+    "fleet": FLEET,
     intent.GROUP: intent.OPTIONS,
 }
 

@@ -10,6 +10,7 @@ import inspect
 import json
 import linecache
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
@@ -40,9 +41,11 @@ async def _of_read(if_none_match: _Tags = None) -> Condition:
     return Condition.parse((), if_none_match or ())
 
 
-async def condition_of_change(if_match: _Tags = None, if_none_match: _Tags = None) -> Condition:
+async def condition_of_change(
+    if_match: _Tags = None, if_none_match: _Tags = None, netplugin_override: Annotated[bool, Header()] = False
+) -> Condition:
     """Raises: InvalidRequest."""
-    return Condition.parse(if_match or (), if_none_match or ())
+    return replace(Condition.parse(if_match or (), if_none_match or ()), override=netplugin_override)
 
 
 IfNoneMatch = Annotated[Condition, Depends(_of_read)]
@@ -51,7 +54,7 @@ IfMatch = Annotated[Condition, Depends(condition_of_change)]
 
 def refuse_conditions(headers: Headers, why: str, *, step: str, fix: str) -> None:
     """For a change that would lose its condition. Raises: InvalidRequest."""
-    for header in ("If-Match", "If-None-Match"):
+    for header in ("If-Match", "If-None-Match", "Netplugin-Override"):
         if header in headers:
             raise InvalidRequest.of_field(header, why, step=step, fix=fix)
 
@@ -86,7 +89,7 @@ class JsonRoute(APIRoute):
         async def handled(request: Request) -> Response:
             if not has_condition and request.method not in _SAFE:
                 why = f"is not for {request.method} of this path"
-                fix = "send it without the condition; the ports of a batch have a field if_match"
+                fix = "send it without the condition; the ports of a batch have if_match, and it has override"
                 refuse_conditions(request.headers, why, step="validate", fix=fix)
             if model is not None:
                 request = await _parsed(JsonRequest(request.scope, request.receive), model)

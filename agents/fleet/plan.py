@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from agents.store.fleet import Known, Memory
 from netplugin.api.errors import Conflict, NetpluginError
-from netplugin.fleet.values import Acceptance, AnyDesired, Ref, Spec
+from netplugin.fleet.names import Ref
+from netplugin.fleet.values import Acceptance, AnyDesired, Spec
 
 # Removals that a host found when it read its range: so many are carried out at once, and this part of what
 # the fleet has on it. More may be a mistake.

@@ -48,6 +48,8 @@ class Health:
     _network_findings: Callable[[], list[Finding]]
     #: What the configuration sets and no option takes.
     ignored: Sequence[Finding] = ()
+    #: Those about the fleet, if there is one.
+    fleet: Callable[[], Sequence[Finding]] = tuple
 
     async def backends(self) -> list[BackendInfo]:
         """The enabled backends, with their features and facts on this host; unusable if it hangs."""
@@ -114,7 +116,7 @@ class Health:
 
         Raises: Overloaded.
         """
-        findings: list[Finding] = list(self.ignored)
+        findings: list[Finding] = [*self.ignored, *self.fleet()]
         try:
             findings += await self._view.within(self._view.findings)
         except NetpluginError as error:

@@ -22,6 +22,7 @@ from netplugin.api.errors import (
 )
 from netplugin.api.models import Finding
 from netplugin.api.physical_models import KEPT_PARTS, PhysicalNetworkInfo, PhysicalNetworkSpec
+from netplugin.fleet.names import Kind
 from netplugin.host.physical_networks import PhysicalNetworks, clash, completed
 from netplugin.host.uplink_devices import device_findings
 from netplugin.host.vfs import SYS
@@ -67,6 +68,7 @@ class PhysicalNetworkService:
         Raises: PreconditionFailed, InvalidRequest, Conflict, Unsupported, errors of the host; then
         nothing is changed.
         """
+        self._store.fleet.require_free(Kind.PHYSICAL_NETWORK, name, condition)
         async with self._one_at_a_time.turn() as deadline:
             before, backends = await self._in_thread(self._save, name, spec, condition)
             outcome = await self._converge(name, backends, deadline)
@@ -85,6 +87,7 @@ class PhysicalNetworkService:
 
         Raises: Conflict if it has ports, or is of the configuration; errors of the host, and then it stays.
         """
+        self._store.fleet.require_free(Kind.PHYSICAL_NETWORK, name, condition)
         async with self._one_at_a_time.turn() as deadline:
             before, backends = await self._in_thread(self._forget, name, condition)
             outcome = await self._converge(name, backends, deadline, gone=True)

@@ -13,6 +13,7 @@ from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
 from netplugin.api.errors import Conflict, FieldError, NotFound
 from netplugin.api.models import NetworkInfo, NetworkSpec
 from netplugin.backend import Overlay
+from netplugin.fleet.names import Kind
 
 LOG = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Networks:
         Raises: PreconditionFailed, Conflict for fields that cannot change while there are ports,
         CapacityExhausted, errors of the host; then the network is unchanged.
         """
+        self._store.fleet.require_free(Kind.NETWORK, network_id, condition)
         async with self._one_at_a_time.turn() as deadline:
             before, network = await self._in_thread(self._save, network_id, spec, condition)
             outcome = await self._converge(network_id, deadline)
@@ -51,6 +53,7 @@ class Networks:
 
     async def delete(self, network_id: str, condition: Condition = NO_CONDITION) -> None:
         """Delete the network. Raises: PreconditionFailed; Conflict if it has ports."""
+        self._store.fleet.require_free(Kind.NETWORK, network_id, condition)
         async with self._one_at_a_time.turn():
             await self._in_thread(self._forget, network_id, condition)
 

@@ -23,6 +23,7 @@ from netplugin.api.errors import Conflict, HostError, InvalidRequest, NetpluginE
 from netplugin.api.migration_models import MigrateRequest
 from netplugin.api.models import Binding, Port, PortSpec, PortState, ReconcileReport, ReconcileRequest
 from netplugin.backend import Intent
+from netplugin.fleet.names import Kind
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 
@@ -61,10 +62,11 @@ class PortOperations:
 
     async def batch(self, batch: Batch) -> BatchResults:
         calls = [
-            (entry.port_id, partial(self._put_call, entry.port_id, entry.spec, entry.condition))
+            (entry.port_id, partial(self._put_call, entry.port_id, entry.spec, batch.condition_of(entry)))
             for entry in batch.put
         ]
-        deletes = [(port_id, partial(self._delete_call, port_id)) for port_id in batch.delete]
+        condition = Condition(override=batch.override)
+        deletes = [(port_id, partial(self._delete_call, port_id, condition)) for port_id in batch.delete]
         return await self._each([*calls, *deletes])
 
     async def retag(self, retag: Retag) -> BatchResults:
@@ -215,17 +217,20 @@ class PortOperations:
 
     def _put_call(self, port_id: str, spec: PortSpec, condition: Condition) -> _Pending:
         self._refuse_service(port_id, spec)
+        self._store.fleet.require_free(Kind.PORT, port_id, condition)
         if self.teams.concerns(port_id, spec):
             return asyncio.ensure_future(self.teams.put(port_id, spec, condition))
         return self._put(port_id, spec, condition=condition)
 
     def _delete_call(self, port_id: str, condition: Condition = NO_CONDITION) -> _Pending:
         self._refuse_service(port_id)
+        self._store.fleet.require_free(Kind.PORT, port_id, condition)
         if self.teams.concerns(port_id):
             return asyncio.ensure_future(self.teams.delete(port_id, condition))
         return self._delete(port_id, condition=condition)
 
     def _amend_call(self, port_id: str, amend: Amend, group: object) -> _Pending:
+        self._store.fleet.require_free(Kind.PORT, port_id, NO_CONDITION)
         if self.teams.concerns(port_id):
             return asyncio.ensure_future(self.teams.amend(port_id, amend))
         record = self._store.get(port_id)

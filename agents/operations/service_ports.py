@@ -10,6 +10,7 @@ from agents.store.store import Store
 from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
 from netplugin.api.errors import Conflict, NotFound
 from netplugin.api.service_models import ServicePort, ServicePortSpec
+from netplugin.fleet.names import Kind
 
 
 class ServicePorts:
@@ -24,6 +25,7 @@ class ServicePorts:
     ) -> ServicePort:
         """Create or change a service port. Raises: any NetpluginError; then the port is unchanged."""
         self._refuse_vms(port_id)
+        self._store.fleet.require_free(Kind.SERVICE_PORT, port_id, condition)
         return self._reported(
             await self._ports.put_alone(port_id, spec.as_port(port_id), condition=condition)
         )
@@ -31,6 +33,7 @@ class ServicePorts:
     async def delete(self, port_id: str, condition: Condition = NO_CONDITION) -> None:
         """Take the device off its network. Raises: any NetpluginError."""
         self._refuse_vms(port_id)
+        self._store.fleet.require_free(Kind.SERVICE_PORT, port_id, condition)
         await self._ports.delete_alone(port_id, condition=condition)
 
     def all(self) -> Iterator[ServicePort]:

@@ -10,7 +10,7 @@ from agents.store.database import Database
 from agents.store.set_aside import SetAside
 from netplugin.api.conditions import Condition
 from netplugin.api.errors import Conflict
-from netplugin.fleet.values import Kind, Ref
+from netplugin.fleet.names import Kind, Ref
 
 _TABLE = "fleet"
 

@@ -71,6 +71,26 @@ class Metrics:
         """Add the counters of the ports' virtual functions."""
         self._registry.register(_AtScrape(VfFigures(read).collect))
 
+    def watch_fleet(self, connected: Callable[[], bool], counts: Callable[[], Mapping[str, int]]) -> None:
+        """Add whether etcd is read and watched, and the fleet's objects by what became of them."""
+        Gauge(
+            "netplugin_fleet_connected",
+            "1 while the desired state of this host is read from etcd and watched.",
+            registry=self._registry,
+        ).set_function(lambda: float(connected()))
+
+        def objects() -> Iterator[Metric]:
+            family = GaugeMetricFamily(
+                "netplugin_fleet_objects",
+                "Objects of the fleet: owned (made here), open (to be made), and by why they are not so.",
+                labels=["state"],
+            )
+            for state, count in counts().items():
+                family.add_metric([state], count)
+            yield family
+
+        self._registry.register(_AtScrape(objects))
+
     def watch_credentials(self, stale: Callable[[], bool]) -> None:
         Gauge(
             "netplugin_credentials_stale",

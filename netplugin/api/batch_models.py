@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from netplugin.api.conditions import Condition
 from netplugin.api.errors import Conflict, InvalidRequest, Problem
-from netplugin.api.fields import Name, PortId, Value, VlanId, at_most
+from netplugin.api.fields import Flag, Name, PortId, Value, VlanId, at_most
 from netplugin.api.models import Port, PortSpec, PortState
 from netplugin.api.page_models import Page
 
@@ -44,10 +45,17 @@ class BatchPut(Value):
 
 
 class Batch(Value):
-    """Several ports in one request; each has a result of its own."""
+    """Several ports in one request; each has a result of its own.
+
+    ``override``: those of the fleet are changed too, until its next change of them.
+    """
 
     put: Annotated[tuple[BatchPut, ...], Field(max_length=4096), at_most(4096)] = ()
     delete: Annotated[tuple[PortId, ...], Field(max_length=4096), at_most(4096)] = ()
+    override: Flag = False
+
+    def condition_of(self, entry: BatchPut) -> Condition:
+        return replace(entry.condition, override=self.override)
 
     @model_validator(mode="after")
     def _once_each(self) -> Self:

@@ -26,7 +26,7 @@ from netplugin.fleet.errors import (
     explained,
 )
 from netplugin.fleet.messages import DELETE, EQUAL, MESSAGES, MOD
-from netplugin.fleet.values import checked_endpoint
+from netplugin.fleet.names import checked_endpoint
 
 # What gRPC writes to standard error is in its errors too.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

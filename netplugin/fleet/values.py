@@ -5,8 +5,6 @@ A value has the very JSON of a PUT as its ``spec``, and a generation, which grow
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, Generic, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -14,10 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from netplugin.api.conditions import digest
 from netplugin.api.errors import InvalidRequest, Problem
 from netplugin.api.field_errors import invalid
-from netplugin.api.fields import Flag, Name, Value
+from netplugin.api.fields import Flag, Value
 from netplugin.api.models import NetworkSpec, PortSpec
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.api.service_models import ServicePortSpec
+from netplugin.fleet.names import Kind, Ref
 
 Spec: TypeAlias = PortSpec | ServicePortSpec | NetworkSpec | PhysicalNetworkSpec
 S = TypeVar("S", PortSpec, ServicePortSpec, NetworkSpec, PhysicalNetworkSpec)
@@ -27,39 +26,6 @@ Number = Annotated[int, Field(ge=0, lt=1 << 63, strict=True)]
 _ROOT = "/netplugin/v1"
 # The largest spec that the models accept, a network with its peers, is a third of it.
 _LARGEST = 256 << 10
-
-
-class Kind(StrEnum):
-    """What the fleet has on a host, in the order in which it is made there."""
-
-    PHYSICAL_NETWORK = "physical-network"
-    NETWORK = "network"
-    PORT = "port"
-    SERVICE_PORT = "service-port"
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Ref:
-    """One object of a host."""
-
-    kind: Kind
-    id: str
-
-    def __str__(self) -> str:
-        return f"{self.kind.value}/{self.id}"
-
-    @staticmethod
-    def of(path: str) -> Ref:
-        """From the end of a key. Raises: InvalidRequest."""
-        kind, _, id = path.partition("/")
-        try:
-            return Ref(Kind(kind), _Named(id=id).id)
-        except ValueError:
-            raise InvalidRequest.of_field("key", f"{path[:160]!r} is no kind and id of an object") from None
-
-
-class _Named(Value):
-    id: Name
 
 
 class Desired(Value, Generic[S]):
@@ -190,15 +156,6 @@ def _valid(model: type[M], value: bytes) -> M:
         raise invalid(wrong.errors(include_url=False, include_input=False)) from None
     except (ValueError, RecursionError) as wrong:
         raise InvalidRequest.of_field("value", f"cannot be read: {wrong}") from None
-
-
-def checked_endpoint(endpoint: str) -> str:
-    """``host:port`` of a member, from that or from ``https://host:port``. Raises: InvalidRequest."""
-    address = endpoint.strip().removeprefix("https://").rstrip("/")
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "/" in address:
-        raise InvalidRequest.of_field("endpoints", f"{endpoint} is not host:port of a member that speaks TLS")
-    return address
 
 
 def cluster_name(cluster_id: int) -> str:

@@ -14,7 +14,8 @@ from agents.fleet.plan import Item, Plan, Reading, Step, plan_read, plan_watched
 from agents.store.fleet import Known, Memory
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import PortSpec
-from netplugin.fleet.values import Acceptance, Desired, Kind, Ref
+from netplugin.fleet.names import Kind, Ref
+from netplugin.fleet.values import Acceptance, Desired
 from tests.unit.agent import SPEC
 
 HERE, OTHER = "c0ffee", "bad"

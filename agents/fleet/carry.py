@@ -1,0 +1,197 @@
+"""Carries out the steps of a plan as the PUT and DELETE of a caller, and tries again what failed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import groupby
+
+from agents.api.roles import BodyRules, Role, of_port, of_service_port
+from agents.fleet.plan import Step
+from agents.service import Service
+from agents.store.fleet import Known
+from agents.store.store import Store
+from netplugin.api.conditions import Condition, intent_tag
+from netplugin.api.errors import Forbidden, NetpluginError, as_host_error
+from netplugin.api.models import NetworkSpec, PortSpec, PortState
+from netplugin.api.physical_models import PhysicalNetworkSpec
+from netplugin.api.service_models import ServicePortSpec
+from netplugin.fleet.names import Kind, Ref
+from netplugin.fleet.values import Spec
+
+LOG = logging.getLogger(__name__)
+# The fleet may change what it has made.
+_FLEET = Condition(override=True)
+# Seconds between two tries of what failed: twice as many each time.
+_FIRST_S, _MOST_S = 1.0, 60.0
+
+
+class Carrier:
+    """For the event loop. It goes on without etcd. The last step of an object is the one that counts."""
+
+    def __init__(
+        self, service: Service, store: Store, rules: BodyRules, role: Role, when_changed: Callable[[], None]
+    ) -> None:
+        self._service = service
+        self._store = store
+        self._rules = rules
+        self._role = role
+        self._when_changed = when_changed
+        #: The last step of each object that is not done, and the errors of those that failed.
+        self.open: dict[Ref, Step] = {}
+        self.faults: dict[Ref, NetpluginError] = {}
+        self._waiting: set[Ref] = set()
+        self._busy: set[Ref] = set()
+        self._tries: dict[Ref, int] = {}
+        self._done: dict[Ref, Known] = {}
+        self._work = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def want(self, steps: Iterable[Step]) -> None:
+        """Carry these out, in place of earlier ones for the same objects."""
+        for step in steps:
+            self.open[step.ref] = step
+            self._tries.pop(step.ref, None)
+            self._waiting.add(step.ref)
+        self._work.set()
+
+    def drop(self, refs: Iterable[Ref]) -> None:
+        """Carry nothing out any more for these objects: what etcd has of them does not count."""
+        for ref in refs:
+            self.open.pop(ref, None)
+            self._waiting.discard(ref)
+            self.faults.pop(ref, None)
+
+    async def keep(self) -> None:
+        """Carry out steps until cancelled."""
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                ready = sorted(self._waiting - self._busy)
+                self._waiting -= set(ready)
+                self._busy |= set(ready)
+                if ready:
+                    task = asyncio.create_task(self._batch([self.open[ref] for ref in ready]))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                await self._save()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def _batch(self, steps: list[Step]) -> None:
+        """Networks before the ports that are on them, and removed after them."""
+        made = {Kind.PHYSICAL_NETWORK: 0, Kind.NETWORK: 1}
+
+        def turn(step: Step) -> int:
+            first = made.get(step.ref.kind, 2)
+            return first if step.spec is not None else 4 - first
+
+        for _, group in groupby(sorted(steps, key=turn), key=turn):
+            await asyncio.gather(*map(self._one, group))
+
+    async def _one(self, step: Step) -> None:
+        ref = step.ref
+        try:
+            if self.open.get(ref) is step:
+                await self._carried_out(step)
+                self._done[ref] = replace(step.known, tag=tag_of(current_spec(self._store, ref)))
+                self.faults.pop(ref, None)
+        except Exception as error:
+            self._failed(step, as_host_error(error, "fleet"))
+        else:
+            self._tries.pop(ref, None)
+            if self.open.get(ref) is step:
+                del self.open[ref]
+        finally:
+            self._busy.discard(ref)
+            self._work.set()
+
+    def _failed(self, step: Step, error: NetpluginError) -> None:
+        LOG.warning("fleet: %s: %s", step.ref, error)
+        if self.open.get(step.ref) is not step:
+            return
+        self.faults[step.ref] = error
+        tries = self._tries[step.ref] = self._tries.get(step.ref, 0) + 1
+        delay_s = min(_MOST_S, _FIRST_S * 2 ** min(tries - 1, 10))
+        asyncio.get_running_loop().call_later(delay_s, self._again, step)
+        self._when_changed()
+
+    def _again(self, step: Step) -> None:
+        if self.open.get(step.ref) is step:
+            self._waiting.add(step.ref)
+            self._work.set()
+
+    async def _save(self) -> None:
+        """Commit what was done; if the disk refuses it, with the next: until then it would be done again."""
+        done, self._done = self._done, {}
+        if not done:
+            return
+        try:
+            await self._store.database.in_thread(self._store.fleet.save, None, done)
+        except NetpluginError as refused:
+            LOG.warning("fleet: %s", refused)
+            self._done = done | self._done
+            asyncio.get_running_loop().call_later(_FIRST_S, self._work.set)
+        self._when_changed()
+
+    async def _carried_out(self, step: Step) -> None:
+        """Raises: what a PUT or a DELETE of the API raises."""
+        id, spec, service = step.ref.id, step.spec, self._service
+        if spec is not None:
+            self._require_role(spec)
+        if isinstance(spec, PortSpec):
+            await service.ports.put(id, spec, _FLEET)
+        elif isinstance(spec, ServicePortSpec):
+            await service.service_ports.put(id, spec, _FLEET)
+        elif isinstance(spec, NetworkSpec):
+            await service.networks.put(id, spec, _FLEET)
+        elif isinstance(spec, PhysicalNetworkSpec):
+            await service.physical_networks.put(id, spec, _FLEET)
+        elif self._owns(step.ref):
+            deletes = {
+                Kind.PORT: service.ports.delete,
+                Kind.SERVICE_PORT: service.service_ports.delete,
+                Kind.NETWORK: service.networks.delete,
+                Kind.PHYSICAL_NETWORK: service.physical_networks.delete,
+            }
+            await deletes[step.ref.kind](id, _FLEET)
+
+    def _owns(self, ref: Ref) -> bool:
+        """Whether the fleet has made the object: what it has failed to make may be another's."""
+        known = self._done.get(ref) or self._store.fleet.known.get(ref)
+        return known is not None and known.is_owned
+
+    def _require_role(self, spec: Spec) -> None:
+        """Raises: Forbidden, as the API does for a caller with the role of the fleet."""
+        if self._role >= Role.OPERATE:
+            return
+        body = spec.model_dump(mode="json")
+        of_body = {PortSpec: of_port, ServicePortSpec: of_service_port}.get(type(spec))
+        more = next(of_body(body, self._rules), None) if of_body else None
+        if isinstance(spec, PhysicalNetworkSpec):
+            more = "a physical network"
+        if more is not None:
+            raise Forbidden(
+                f"{more} takes the role operate, and the fleet has {self._role}",
+                step="role",
+                fix="set [fleet] role = operate on the host, if all writers of the fleet may do so",
+            )
+
+
+def current_spec(store: Store, ref: Ref) -> Spec | None:
+    """What the host is to have of an object, whoever asked for it."""
+    if ref.kind in (Kind.PORT, Kind.SERVICE_PORT):
+        record = store.get(ref.id)
+        return None if record is None or record.state is PortState.REMOVING else record.spec
+    if ref.kind is Kind.NETWORK:
+        network = store.network(ref.id)
+        return None if network is None else network.spec
+    return store.physical_networks.all().get(ref.id)
+
+
+def tag_of(spec: Spec | None) -> str:
+    return "" if spec is None else intent_tag(spec)

@@ -1,0 +1,87 @@
+"""What a host reports: a summary, and a key for each object that is not as desired from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from agents.fleet.carry import current_spec, tag_of
+from agents.store.fleet import Known
+from agents.store.store import Store
+from netplugin.api.conditions import digest
+from netplugin.api.errors import NetpluginError, Problem
+from netplugin.api.models import PortState
+from netplugin.fleet.names import Kind, Ref
+from netplugin.fleet.values import Fault, Spec, reported_prefix
+
+# Objects that are reported one by one; the summary has the numbers of all. A thousand hosts that lose their
+# keys at once would fill etcd otherwise.
+_MOST = 64
+_LONGEST = 500
+_OFF = {PortState.FAILED: "failed", PortState.DEGRADED: "degraded"}
+
+
+class Tags:
+    """The tags of what the host has now, each computed once for a spec."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._found: dict[Ref, tuple[Spec | None, str]] = {}
+
+    def of(self, ref: Ref) -> str:
+        spec = current_spec(self._store, ref)
+        found = self._found.get(ref)
+        if found is None or found[0] is not spec:
+            found = self._found[ref] = (spec, tag_of(spec))
+        return found[1]
+
+
+def faults_of(
+    store: Store,
+    tags: Tags,
+    errors: Mapping[Ref, NetpluginError],
+    waiting: Collection[Ref],
+    unlisted: Collection[Ref],
+) -> dict[Ref, Fault]:
+    """The objects that are not as desired, each with the first reason that holds."""
+    found: dict[Ref, Fault] = {}
+    known = store.fleet.known
+    for ref in sorted({*known, *errors}):
+        at = known.get(ref)
+        generation = at.generation if at else 0
+        error = errors.get(ref)
+        record = store.get(ref.id) if ref.kind in (Kind.PORT, Kind.SERVICE_PORT) else None
+        if error is not None:
+            state = "waiting" if ref in waiting else "failed"
+            found[ref] = Fault(state=state, generation=generation, error=_short(error.problem()))
+        elif at is None or not at.is_owned:
+            continue
+        elif at.tag != tags.of(ref):
+            found[ref] = Fault(state="overridden", generation=generation)
+        elif record is not None and record.state in _OFF:
+            problem = _short(record.error) if record.error else None
+            found[ref] = Fault(state=_OFF[record.state], generation=generation, error=problem)
+        elif ref in unlisted:
+            found[ref] = Fault(state="unlisted", generation=generation)
+    return found
+
+
+def keys_of(host: str, faults: Mapping[Ref, Fault]) -> dict[str, bytes]:
+    """The keys of the faults, of so many as a host may write; errors come before the rest."""
+    chosen = sorted(faults, key=lambda ref: (faults[ref].error is None, ref))[:_MOST]
+    return {f"{reported_prefix(host)}{ref}": faults[ref].model_dump_json().encode() for ref in chosen}
+
+
+def counts_of(known: Mapping[Ref, Known], open_steps: int, faults: Mapping[Ref, Fault]) -> dict[str, int]:
+    """How many objects the fleet has made here, and how many are in each state that is not as desired."""
+    states = [fault.state for fault in faults.values()]
+    counts = {state: states.count(state) for state in sorted(set(states))}
+    return {"owned": sum(each.is_owned for each in known.values()), "open": open_steps, **counts}
+
+
+def digest_of(known: Mapping[Ref, Known]) -> str:
+    """Of the generations that were carried out: equal on the writer's side if nothing is missing."""
+    return digest(*(f"{ref} {each.generation}" for ref, each in sorted(known.items()) if each.is_owned))
+
+
+def _short(problem: Problem) -> Problem:
+    return problem.model_copy(update={"detail": problem.detail[:_LONGEST], "errors": problem.errors[:3]})

@@ -1,0 +1,300 @@
+"""Follows this host's range of etcd: reads it, watches it, reports, and connects again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from agents.api.roles import BodyRules
+from agents.fleet.carry import Carrier
+from agents.fleet.plan import Item, Plan, Reading, plan_read, plan_watched
+from agents.fleet.report import Tags, counts_of, digest_of, faults_of, keys_of
+from agents.fleet.settings import FleetSettings
+from agents.service import Service
+from agents.store.store import Store
+from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError
+from netplugin.api.models import Finding
+from netplugin.fleet import values
+from netplugin.fleet.errors import LeaseLost
+from netplugin.fleet.etcd import Credentials, Etcd, KeyValue
+from netplugin.fleet.names import Ref
+from netplugin.fleet.values import Acceptance, Alive, Fault, Summary
+from netplugin.host.supervisor import Supervisor
+
+LOG = logging.getLogger(__name__)
+# Seconds of the lease of ``alive/<host>``; of the longest wait before a new connection; between two looks for
+# an acceptance; and between two looks at what is to be reported, if nothing says that it has changed.
+LEASE_S = 30
+_MOST_S, _ACCEPT_S, _REPORT_S = 30.0, 15.0, 5.0
+# Keys of one transaction: etcd's ``--max-txn-ops`` is 128.
+_OPS = 100
+
+
+class Fleet:
+    """For the event loop. Nothing of it is needed for what the host has already."""
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        service: Service,
+        store: Store,
+        rules: BodyRules,
+        supervisor: Supervisor,
+    ) -> None:
+        self._host = settings.host
+        self._store = store
+        self._service = service
+        self._supervisor = supervisor
+        self._credentials = Credentials(settings.ca, settings.cert, settings.key)
+        self._endpoints = list(settings.endpoints)
+        random.shuffle(self._endpoints)  # the hosts of a fleet spread over the members
+        self._changed = asyncio.Event()
+        self._carrier = Carrier(service, store, rules, settings.role, self._changed.set)
+        self._version = version("netplugin")
+        self._lease = 0
+        self._tags = Tags(store)
+        #: Whether etcd was read and is watched, and why not.
+        self.connected = False
+        self.refused: NetpluginError | None = None
+        self._faults: dict[Ref, NetpluginError] = {}
+        self._waiting: frozenset[Ref] = frozenset()
+        self._unlisted: frozenset[Ref] = frozenset()
+        #: The revision up to which changes of this host's range were seen.
+        self._seen = 0
+        store.fleet.is_on = True
+
+    async def keep(self) -> None:
+        """Follow etcd until cancelled, whatever happens to it."""
+        carrying = asyncio.create_task(self._supervisor.every("fleet-carrier", 1.0, self._carrier.keep))
+        wait_s = 0.5
+        try:
+            while True:
+                begun = asyncio.get_running_loop().time()
+                try:
+                    await self._follow()
+                except NetpluginError as error:
+                    if self.refused is None or self.refused.detail != error.detail:
+                        LOG.warning("fleet: %s", error)
+                    self.refused = error
+                except Exception as error:
+                    self._supervisor.failed("fleet", error)
+                self.connected = False
+                lasted_s = asyncio.get_running_loop().time() - begun
+                wait_s = 0.5 if lasted_s > _MOST_S else min(_MOST_S, wait_s * 2)
+                await asyncio.sleep(random.uniform(0, wait_s))
+        finally:
+            carrying.cancel()
+
+    # -- one connection --------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Read and watch until the connection ends, or an acceptance came. Raises: NetpluginError."""
+        etcd = Etcd(self._endpoints, self._credentials)
+        self._endpoints = [*self._endpoints[1:], self._endpoints[0]]  # the next connection begins elsewhere
+        try:
+            self._lease = lease = self._lease or await etcd.grant(LEASE_S)
+            await self._claim_name(etcd, lease)
+            written = {kv.key: kv.value for kv in (await etcd.read(values.reported_prefix(self._host))).items}
+            revision, refused = await self._read(etcd)
+            self.refused, self.connected = refused, refused is None
+            work = [etcd.keep(lease, LEASE_S), self._report(etcd, written), self._until_accepted(etcd)]
+            if refused is None:
+                work.append(self._watch(etcd, revision))
+            await _first_of(work)
+        except LeaseLost:
+            self._lease = 0
+            raise
+        finally:
+            await etcd.close()
+
+    async def _claim_name(self, etcd: Etcd, lease: int) -> None:
+        """Write ``alive/<host>``. Raises: Conflict while another agent has the name."""
+        key = values.alive_key(self._host)
+        there = (await etcd.read(key)).items
+        mine = Alive(identity=self._store.identity, version=self._version)
+        if there:
+            with suppress(ValueError):
+                other = Alive.model_validate_json(there[0].value)
+                if other.identity != mine.identity:
+                    raise Conflict(
+                        f"another agent is in the fleet as host {self._host} (store {other.identity})",
+                        step="fleet",
+                        fix="give each host a name of its own in [fleet] host; the name of an agent that has "
+                        f"ended is free after {LEASE_S} s",
+                    )
+        known = {key: there[0].mod_revision if there else 0}
+        if await etcd.change({key: mine.model_dump_json().encode()}, unchanged=known, lease=lease) is None:
+            raise Conflict(f"another agent took the host name {self._host} just now", step="fleet")
+
+    async def _read(self, etcd: Etcd) -> tuple[int, NetpluginError | None]:
+        """Read the range and plan. Returns its revision, and why nothing of it counts."""
+        accepted = await self._acceptances(etcd)
+        prefix = values.desired_prefix(self._host)
+        snapshot = await etcd.read(prefix)
+        items = await self._service.off_loop.compute(_items, snapshot.items, prefix)
+        reading = Reading(values.cluster_name(snapshot.cluster_id), snapshot.revision, items, accepted)
+        try:
+            plan = plan_read(self._store.fleet.memory, self._store.fleet.known, reading)
+        except NetpluginError as refused:
+            return snapshot.revision, refused
+        self._carrier.drop([*self._carrier.open, *self._carrier.faults])
+        self._faults, self._waiting, self._unlisted = {}, frozenset(), frozenset()
+        self._seen = max((item.revision for item in items.values()), default=0)
+        await self._take(plan)
+        return snapshot.revision, None
+
+    async def _watch(self, etcd: Etcd, revision: int) -> None:
+        prefix = values.desired_prefix(self._host)
+        async for watched in etcd.watch(prefix, revision + 1):
+            if not watched.changes:
+                continue
+            last = {kv.key: (kv, gone) for kv, gone in watched.changes}
+            items = _items([kv for kv, gone in last.values() if not gone], prefix)
+            deleted = frozenset(_refs(prefix, [kv.key for kv, gone in last.values() if gone]))
+            seen = max(kv.mod_revision for kv, _ in last.values())
+            concerned = {*items, *deleted}
+            self._carrier.drop(deleted)  # a removal too, if it is not done: what is not there does not count
+            plan = plan_watched(self._store.fleet.memory, self._known(), items, deleted, seen)
+            self._faults = {ref: why for ref, why in self._faults.items() if ref not in concerned}
+            self._waiting -= concerned
+            self._unlisted -= concerned
+            self._seen = max(self._seen, seen)
+            await self._take(plan)
+
+    async def _take(self, plan: Plan) -> None:
+        """Remember what was seen, and have the steps carried out."""
+        save = partial(
+            self._store.fleet.save, plan.memory, gone=plan.gone, forget_generations=plan.forget_generations
+        )
+        await self._store.database.in_thread(save)
+        self._faults |= plan.faults
+        self._waiting |= plan.waiting
+        self._unlisted |= plan.unlisted
+        self._carrier.drop(plan.faults)
+        self._carrier.want(plan.steps)
+        self._changed.set()
+
+    def _known(self) -> Mapping[Ref, Any]:
+        """What was carried out, or is about to be: changes may come faster than the host makes them."""
+        known = dict(self._store.fleet.known)
+        for ref, step in self._carrier.open.items():
+            if step.known.generation > (known[ref].generation if ref in known else 0):
+                known[ref] = step.known
+        return known
+
+    # -- acceptances -----------------------------------------------------------------------------
+
+    async def _acceptances(self, etcd: Etcd) -> tuple[tuple[Acceptance, int], ...]:
+        """Those of an operator for all hosts and for this one, with the revision of each."""
+        found = []
+        for key in values.acceptance_keys(self._host):
+            for kv in (await etcd.read(key)).items:
+                try:
+                    found.append((values.acceptance(kv.value), kv.mod_revision))
+                except InvalidRequest as wrong:
+                    LOG.warning("fleet: %s: %s", key, wrong)
+        return tuple(found)
+
+    async def _until_accepted(self, etcd: Etcd) -> None:
+        """Return when something that waits for an operator may go on."""
+        while True:
+            await asyncio.sleep(random.uniform(0.5, 1) * _ACCEPT_S)
+            if not (self._waiting or self.refused):
+                continue
+            accepted = self._store.fleet.memory.accepted
+            if any(each.number > accepted for each, _ in await self._acceptances(etcd)):
+                return
+
+    # -- reports ---------------------------------------------------------------------------------
+
+    def faults(self) -> dict[Ref, Fault]:
+        errors = {**self._faults, **self._carrier.faults}
+        return faults_of(self._store, self._tags, errors, self._waiting, self._unlisted)
+
+    def counts(self) -> dict[str, int]:
+        """For the metrics."""
+        return counts_of(self._store.fleet.known, len(self._carrier.open), self.faults())
+
+    def findings(self) -> list[Finding]:
+        if self.refused is None:
+            return []
+        found, fix = f"the fleet of host {self._host}: {self.refused.detail}", self.refused.fix
+        expected = "what etcd has for this host is read and carried out"
+        return [Finding(id="fleet-not-followed", status="fail", found=found, expected=expected, fix=fix)]
+
+    async def _report(self, etcd: Etcd, written: dict[str, bytes]) -> None:
+        """Write what has changed of the report, as soon as it does."""
+        while True:
+            self._changed.clear()
+            report = self._reported()
+            put = {key: value for key, value in report.items() if written.get(key) != value}
+            gone = [key for key in written if key not in report]
+            # The summary last: whoever reads it finds the rest.
+            summary = values.summary_key(self._host)
+            names = [*gone, *(key for key in put if key != summary), *([summary] if summary in put else [])]
+            for first in range(0, len(names), _OPS):
+                part = names[first : first + _OPS]
+                puts = {key: put[key] for key in part if key in put}
+                await etcd.change(puts, delete=[key for key in part if key not in put])
+            written = report
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_REPORT_S):
+                    await self._changed.wait()
+
+    def _reported(self) -> dict[str, bytes]:
+        fleet, faults = self._store.fleet, self.faults()
+        failed = set(self._carrier.faults)
+        open_steps = [step for ref, step in self._carrier.open.items() if ref not in failed]
+        summary = Summary(
+            identity=self._store.identity,
+            version=self._version,
+            cluster=fleet.memory.cluster,
+            highest=fleet.memory.revision,
+            accepted=fleet.memory.accepted,
+            revision=min([self._seen, *(step.revision - 1 for step in open_steps)]),
+            digest=digest_of(fleet.known),
+            counts=counts_of(fleet.known, len(open_steps), faults),
+            refused=self.refused.problem() if self.refused else None,
+        )
+        keys = keys_of(self._host, faults)
+        return keys | {values.summary_key(self._host): summary.model_dump_json().encode()}
+
+
+def _refs(prefix: str, keys: list[str]) -> list[Ref]:
+    """The objects of these keys; others are nobody's."""
+    found = []
+    for key in keys:
+        with suppress(InvalidRequest):
+            found.append(Ref.of(key.removeprefix(prefix)))
+    return found
+
+
+def _items(found: Iterable[KeyValue], prefix: str) -> dict[Ref, Item]:
+    """The values by object, each as a model or the error of why it is none."""
+    return {ref: _item(ref, kv) for kv in found for ref in _refs(prefix, [kv.key])}
+
+
+def _item(ref: Ref, kv: KeyValue) -> Item:
+    try:
+        return Item(kv.mod_revision, values.parsed(ref, kv.value))
+    except NetpluginError as wrong:
+        return Item(kv.mod_revision, wrong)
+
+
+async def _first_of(work: list[Coroutine[Any, Any, None]]) -> None:
+    """Run these until one of them ends, and raise its error; the others are cancelled."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

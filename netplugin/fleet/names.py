@@ -1,0 +1,54 @@
+"""The names of a fleet's objects and members, for those who need nothing else of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from netplugin.api.errors import InvalidRequest
+from netplugin.api.fields import NAME_PATTERN, PATTERN_WORDS
+
+
+class Kind(StrEnum):
+    """What the fleet has on a host."""
+
+    PHYSICAL_NETWORK = "physical-network"
+    NETWORK = "network"
+    PORT = "port"
+    SERVICE_PORT = "service-port"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Ref:
+    """One object of a host."""
+
+    kind: Kind
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.id}"
+
+    @staticmethod
+    def of(path: str) -> Ref:
+        """From the end of a key. Raises: InvalidRequest."""
+        kind, _, id = path.partition("/")
+        if kind not in {*Kind}:
+            raise InvalidRequest.of_field("key", f"{kind[:80]!r} is no kind of object")
+        return Ref(Kind(kind), checked_name("key", id))
+
+
+def checked_name(field: str, name: str) -> str:
+    """The name of a host or the id of an object. Raises: InvalidRequest."""
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise InvalidRequest.of_field(field, f"{PATTERN_WORDS[NAME_PATTERN]}; it is {name[:80]!r}")
+    return name
+
+
+def checked_endpoint(endpoint: str) -> str:
+    """``host:port`` of a member, from that or from ``https://host:port``. Raises: InvalidRequest."""
+    address = endpoint.strip().removeprefix("https://").rstrip("/")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in address:
+        raise InvalidRequest.of_field("endpoints", f"{endpoint} is not host:port of a member that speaks TLS")
+    return address
