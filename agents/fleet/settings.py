@@ -10,7 +10,7 @@ from typing import Any
 
 from agents.api.roles import Role
 from netplugin.api.errors import InvalidRequest
-from netplugin.fleet.names import checked_endpoint
+from netplugin.fleet.names import checked_endpoint, checked_name
 
 
 @dataclass(frozen=True)
@@ -39,5 +39,5 @@ class FleetSettings:
             host = checked_name("host", group.host or socket.gethostname())
         except InvalidRequest as wrong:
             raise ValueError(f"[fleet] {wrong.detail}") from None
-        files = (Path(group[name]) for name in ("ca", "cert", "key"))
-        return FleetSettings(endpoints, host, *files, Role.of(group.role))
+        ca, cert, key = (Path(group[name]) for name in ("ca", "cert", "key"))
+        return FleetSettings(endpoints, host, ca, cert, key, Role.of(group.role))

@@ -78,8 +78,10 @@ class PrivateEtcd(Running):
         where = ["--endpoints", ",".join(self.endpoints), "--command-timeout", "10s"]
         return run(["etcdctl", *tls, *where, *arguments], env=_CTL, stdin=stdin)
 
-    def put(self, key: str, value: Any) -> None:
-        self.ctl("put", key, stdin=value if isinstance(value, str) else json.dumps(value))
+    def put(self, key: str, value: Any) -> int:
+        """Returns the revision."""
+        text = value if isinstance(value, str) else json.dumps(value)
+        return int(json.loads(self.ctl("put", key, "--write-out", "json", stdin=text))["header"]["revision"])
 
     def get(self, key: str) -> Any:
         """The value of a key, from JSON; None if there is none."""
