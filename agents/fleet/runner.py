@@ -151,13 +151,14 @@ class Fleet:
 
     async def _watch(self, etcd: Etcd, revision: int) -> None:
         prefix = values.desired_prefix(self._host)
-        async for watched in etcd.watch(prefix, revision + 1):
-            if not watched.changes:
+        async for changes in etcd.watch(prefix, revision + 1):
+            if not changes:
                 continue
-            last = {kv.key: (kv, gone) for kv, gone in watched.changes}
-            items = _items([kv for kv, gone in last.values() if not gone], prefix)
-            deleted = frozenset(_refs(prefix, [kv.key for kv, gone in last.values() if gone]))
-            seen = max(kv.mod_revision for kv, _ in last.values())
+            last = {kv.key: kv for kv in changes}.values()
+            kept = [kv for kv in last if not kv.is_deleted]
+            items = await self._service.off_loop.compute(_items, kept, prefix)
+            deleted = frozenset(_refs(prefix, [kv.key for kv in last if kv.is_deleted]))
+            seen = max(kv.mod_revision for kv in last)
             concerned = {*items, *deleted}
             self._carrier.drop(deleted)  # a removal too, if it is not done: what is not there does not count
             plan = plan_watched(self._store.fleet.memory, self._known(), items, deleted, seen)

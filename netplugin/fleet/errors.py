@@ -53,7 +53,7 @@ class TooLarge(EtcdError):
     code = "etcd_too_large"
 
 
-_LOOK = "see whether the members of [fleet] endpoints run and reach each other: etcdctl endpoint health"
+LOOK = "see whether the members of [fleet] endpoints run and reach each other: etcdctl endpoint health"
 _CERTIFICATES = ("certificate", "SSL", "handshake")
 
 
@@ -74,6 +74,6 @@ def explained(code: str, detail: str, step: str, member: str) -> EtcdError:
         return EtcdForbidden(text, step=step, fix=fix)
     if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"):
         tls = any(word in detail for word in _CERTIFICATES)
-        fix = "compare [fleet] ca, cert and key with the certificates of etcd" if tls else _LOOK
+        fix = "compare [fleet] ca, cert and key with the certificates of etcd" if tls else LOOK
         return EtcdUnavailable(text, step=step, fix=fix)
     return EtcdError(text, step=step)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from netplugin.api.errors import reason
 from netplugin.fleet.errors import (
+    LOOK,
     Compacted,
     EtcdError,
     EtcdForbidden,
@@ -25,7 +26,7 @@ from netplugin.fleet.errors import (
     TooLarge,
     explained,
 )
-from netplugin.fleet.messages import DELETE, EQUAL, MESSAGES, MOD
+from netplugin.fleet.messages import DELETE, EQUAL, MOD, M
 from netplugin.fleet.names import checked_endpoint
 
 # What gRPC writes to standard error is in its errors too.
@@ -34,25 +35,22 @@ import grpc.aio
 
 T = TypeVar("T")
 _Io: TypeAlias = Callable[..., Awaitable[Any]]
-# Keys of one answer: some 1 MB if the values are those of ports.
-_PAGE = 500
-# Bytes of one answer; etcd's own limit for a value is 1.5 MB (``--max-request-bytes``).
-_LARGEST = 8 << 20
-# A member that has lost the others ends a stream instead of keeping it without events (etcd's ``hasleader``).
+# Keys of one answer, some 1 MB if the values are those of ports, and its bytes; etcd's own limit for a value
+# is 1.5 MB (``--max-request-bytes``).
+_PAGE, _LARGEST = 500, 8 << 20
+_OPTIONS = (("grpc.max_receive_message_length", _LARGEST), ("grpc.enable_http_proxy", 0))
+# A member that has lost the others ends a stream instead of keeping it without events.
 _REQUIRE_LEADER = (("hasleader", "true"),)
-_OPTIONS = (
-    ("grpc.max_receive_message_length", _LARGEST),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
+    """A key with its value and the revision that wrote it, or (in a watch) deleted it."""
+
     key: str
     value: bytes
-    #: The revision that wrote it: the condition of the next change.
     mod_revision: int
+    is_deleted: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,17 +60,6 @@ class Snapshot:
     cluster_id: int
     revision: int
     items: tuple[KeyValue, ...]
-
-
-@dataclass(frozen=True)
-class Watched:
-    """Changes in order, each a key with its value, or None for one that was deleted.
-
-    Without changes: etcd has answered that there are none.
-    """
-
-    revision: int
-    changes: tuple[tuple[KeyValue, bool], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,15 +83,15 @@ class Credentials:
 class Etcd:
     """For one event loop. ``close`` it after use."""
 
-    #: Seconds for a call, and of silence after which a watch asks whether its connection is alive.
+    #: Seconds for a call, or for one message of a stream.
     timeout_s: ClassVar[float] = 5.0
 
     def __init__(self, endpoints: Sequence[str], credentials: Credentials, quiet_s: float = 20.0) -> None:
-        """``endpoints``: ``host:port`` of the members, the first of which is asked first."""
+        """``endpoints``: ``host:port`` of the members, the first of which is asked first. After ``quiet_s``
+        seconds of silence a watch asks whether its connection is alive."""
         self._endpoints = [checked_endpoint(each) for each in endpoints]
         self._credentials = credentials
         self._quiet_s = quiet_s
-        self._at = 0
         self._channel: Any = None
 
     async def close(self) -> None:
@@ -113,26 +100,25 @@ class Etcd:
             await channel.close()
 
     async def read(self, prefix: str, *, page: int = _PAGE) -> Snapshot:
-        """All keys with this prefix, as of one revision. Asks one member after the other.
+        """All keys with this prefix, which ends with /, or one key. Asks one member after the other.
 
         Raises: EtcdError.
         """
-        for left in range(len(self._endpoints) - 1, -1, -1):
+        for _ in self._endpoints[1:]:
             try:
                 return await self._read(prefix, page)
             except EtcdUnavailable:
-                if not left:
-                    raise
-        raise AssertionError("a client has an endpoint")
+                continue
+        return await self._read(prefix, page)
 
     async def _read(self, prefix: str, page: int) -> Snapshot:
-        start, end = span(prefix)
+        start, end = _span(prefix)
         items: list[KeyValue] = []
         cluster = revision = 0
         while True:
-            request = MESSAGES["RangeRequest"](key=start, range_end=end, limit=page, revision=revision)
+            request = M.RangeRequest(key=start, range_end=end, limit=page, revision=revision)
             try:
-                answer = await self._ask("KV/Range", request, "RangeResponse")
+                answer = await self._ask("KV/Range", request, M.RangeResponse)
             except TooLarge:
                 if page == 1:
                     raise
@@ -159,148 +145,130 @@ class Etcd:
 
         Raises: EtcdError.
         """
-        compares = [
-            MESSAGES["Compare"](result=EQUAL, target=MOD, key=key.encode(), mod_revision=known)
-            for key, known in (unchanged or {}).items()
-        ]
-        puts = [
-            MESSAGES["PutRequest"](key=key.encode(), value=value, lease=lease) for key, value in put.items()
-        ]
-        ops = [MESSAGES["RequestOp"](request_put=each) for each in puts]
-        deletes = [MESSAGES["DeleteRequest"](key=key.encode()) for key in delete]
-        ops += [MESSAGES["RequestOp"](request_delete_range=each) for each in deletes]
-        request = MESSAGES["TxnRequest"](compare=compares, success=ops)
-        answer = await self._ask("KV/Txn", request, "TxnResponse")
+        known = (unchanged or {}).items()
+        compares = [M.Compare(result=EQUAL, target=MOD, key=k.encode(), mod_revision=at) for k, at in known]
+        puts = [M.PutRequest(key=key.encode(), value=value, lease=lease) for key, value in put.items()]
+        ops = [M.RequestOp(request_put=each) for each in puts]
+        ops += [M.RequestOp(request_delete_range=M.DeleteRequest(key=key.encode())) for key in delete]
+        answer = await self._ask("KV/Txn", M.TxnRequest(compare=compares, success=ops), M.TxnResponse)
         return int(answer.header.revision) if answer.succeeded else None
 
-    async def watch(self, prefix: str, revision: int) -> AsyncIterator[Watched]:
-        """The changes of keys with this prefix from a revision on, until something may be missed.
+    async def watch(self, prefix: str, revision: int) -> AsyncIterator[tuple[KeyValue, ...]]:
+        """The changes of keys with this prefix from a revision on, in order, until something may be missed.
 
-        Raises: Compacted, EtcdUnavailable, EtcdForbidden.
+        An empty tuple: etcd has answered that there are none. Raises: Compacted, EtcdUnavailable,
+        EtcdForbidden.
         """
-        start, end = span(prefix)
-        created = MESSAGES["WatchCreate"](key=start, range_end=end, start_revision=revision, fragment=True)
-        silent = MESSAGES["WatchRequest"](progress_request=MESSAGES["Nothing"]())
-        async with self._stream("Watch/Watch", "WatchResponse") as (write, read):
-            await write(MESSAGES["WatchRequest"](create_request=created))
-            waited_s = self.timeout_s
+        start, end = _span(prefix)
+        create = M.WatchCreate(key=start, range_end=end, start_revision=revision, fragment=True)
+        progress = M.WatchRequest(progress_request=M.Nothing())
+        async with self._stream("Watch/Watch", M.WatchResponse) as (write, read):
+            await write(M.WatchRequest(create_request=create))
+            quiet_s = self.timeout_s
             while True:
-                answer = await read(waited_s, silent)
-                waited_s = self._quiet_s
+                answer = await read(quiet_s, progress)
+                quiet_s = self._quiet_s
                 if answer.canceled:
                     raise _canceled(answer, revision)
                 if not answer.created:
-                    changes = tuple((_item(event.kv), event.type == DELETE) for event in answer.events)
-                    yield Watched(int(answer.header.revision), changes)
+                    yield tuple(_item(event.kv, event.type == DELETE) for event in answer.events)
 
     async def grant(self, ttl_s: int) -> int:
         """A new lease. Raises: EtcdError."""
-        request = MESSAGES["LeaseGrantRequest"](TTL=ttl_s)
-        return int((await self._ask("Lease/LeaseGrant", request, "LeaseGrantResponse")).ID)
+        answer = await self._ask("Lease/LeaseGrant", M.LeaseGrantRequest(TTL=ttl_s), M.LeaseGrantResponse)
+        return int(answer.ID)
 
     async def keep(self, lease: int, ttl_s: int) -> None:
         """Keep a lease alive until cancelled. Raises: LeaseLost, EtcdUnavailable."""
-        request = MESSAGES["LeaseRequest"](ID=lease)
-        async with self._stream("Lease/LeaseKeepAlive", "LeaseKeepAliveResponse") as (write, read):
+        async with self._stream("Lease/LeaseKeepAlive", M.LeaseKeepAliveResponse) as (write, read):
             while True:
-                await write(request)
-                if (await read(self.timeout_s, None)).TTL <= 0:
+                await write(M.LeaseRequest(ID=lease))
+                if (await read(self.timeout_s)).TTL <= 0:
                     raise LeaseLost(f"lease {lease:x} has run out", step="lease")
                 await asyncio.sleep(ttl_s / 3)
 
     async def revoke(self, lease: int) -> None:
         """End a lease, and with it the keys that have it. Raises: EtcdError."""
-        await self._ask("Lease/LeaseRevoke", MESSAGES["LeaseRequest"](ID=lease), "Nothing")
+        await self._ask("Lease/LeaseRevoke", M.LeaseRequest(ID=lease), M.Nothing)
 
     # -- the connection --------------------------------------------------------------------------
 
-    def _open(self) -> Any:
-        """The channel to the member whose turn it is. Raises: EtcdForbidden."""
+    def _call(self, kind: str, method: str, answer: Any) -> tuple[Any, Any]:
+        """The channel to the first member, and what calls a method of it. Raises: EtcdForbidden."""
         if self._channel is None:
-            endpoint = self._endpoints[self._at % len(self._endpoints)]
-            self._channel = grpc.aio.secure_channel(endpoint, self._credentials.read(), _OPTIONS)
-        return self._channel
+            credentials = self._credentials.read()
+            self._channel = grpc.aio.secure_channel(self._endpoints[0], credentials, _OPTIONS)
+        make = getattr(self._channel, kind)
+        to_bytes: Callable[[Any], bytes] = lambda request: request.SerializeToString()  # noqa: E731
+        return self._channel, make(f"/etcdserverpb.{method}", to_bytes, answer.FromString)
 
-    async def _next_member(self, channel: Any) -> None:
-        """Leave a connection that failed, unless another call has done so."""
-        if channel is self._channel:
-            self._at += 1
-            await self.close()
-
-    async def _ask(self, method: str, request: Any, answer: str) -> Any:
-        channel = self._open()
-        call = channel.unary_unary(*_method(method, answer))
+    async def _ask(self, method: str, request: Any, answer: Any) -> Any:
+        channel, call = self._call("unary_unary", method, answer)
         return await self._explained(method, channel, call(request, timeout=self.timeout_s))
 
     @asynccontextmanager
-    async def _stream(self, method: str, answer: str) -> AsyncIterator[tuple[_Io, _Io]]:
-        """Write and read of a stream; read takes its deadline, and what to write once when that is over."""
-        channel = self._open()
-        call = channel.stream_stream(*_method(method, answer))(metadata=_REQUIRE_LEADER)
+    async def _stream(self, method: str, answer: Any) -> AsyncIterator[tuple[_Io, _Io]]:
+        """Write and read of a stream. Read has a deadline, and may write once more when that is over."""
+        channel, make = self._call("stream_stream", method, answer)
+        call = make(metadata=_REQUIRE_LEADER)
 
         async def write(request: Any) -> None:
-            await self._explained(method, channel, self._in_time(call.write(request)))
+            await self._explained(method, channel, asyncio.wait_for(call.write(request), self.timeout_s))
 
-        async def read(within_s: float, ask: Any) -> Any:
-            # Not wait_for: to cancel a read is to cancel the stream.
-            reading = asyncio.ensure_future(call.read())
-            try:
-                if not (await asyncio.wait({reading}, timeout=within_s))[0]:
-                    if ask is not None:
-                        await write(ask)
-                        await asyncio.wait({reading}, timeout=self.timeout_s)
+        async def read(within_s: float, ask: Any = None) -> Any:
+            reading = asyncio.ensure_future(self._explained(method, channel, _next(call)))
+            try:  # not wait_for: to cancel a read is to cancel the stream
+                await asyncio.wait({reading}, timeout=within_s)
+                if ask is not None and not reading.done():
+                    await write(ask)
+                    await asyncio.wait({reading}, timeout=self.timeout_s)
                 if not reading.done():
-                    raise TimeoutError
-                answer = await self._explained(method, channel, reading)
-            except TimeoutError:
-                await self._next_member(channel)
-                raise EtcdUnavailable(f"{self._name} is silent", step=method) from None
+                    await self._explained(method, channel, _silent())
+                return await reading
             finally:
                 reading.cancel()
-            if answer is grpc.aio.EOF:
-                await self._explained(method, channel, _ended(call))
-            return answer
 
         try:
             yield write, read
         finally:
             call.cancel()
 
-    async def _in_time(self, work: Awaitable[T]) -> T:
-        async with asyncio.timeout(self.timeout_s):
-            return await work
-
     async def _explained(self, step: str, channel: Any, work: Awaitable[T]) -> T:
-        """Await the work, and raise what went wrong as one of our errors."""
-        name = self._name
+        """Await the work, and raise what went wrong as one of our errors. The next call may ask another."""
+        member = self._endpoints[0]
         try:
             return await work
         except grpc.aio.AioRpcError as failed:
-            error = explained(failed.code().name, failed.details() or "", step, name)
+            error = explained(failed.code().name, failed.details() or "", step, member)
+        except TimeoutError:
+            error = EtcdUnavailable(f"{member} is silent", step=step, fix=LOOK)
         except (grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError) as closed:
-            error = EtcdUnavailable(f"{name}: the connection is closed: {closed}", step=step)
-        if isinstance(error, EtcdUnavailable):
-            with suppress(Exception):
-                await self._next_member(channel)
+            error = EtcdUnavailable(f"{member}: the connection is closed: {closed}", step=step, fix=LOOK)
+        if isinstance(error, EtcdUnavailable) and channel is self._channel:
+            self._endpoints = [*self._endpoints[1:], member]
+            await self.close()
         raise error
 
-    @property
-    def _name(self) -> str:
-        return self._endpoints[self._at % len(self._endpoints)]
+
+async def _next(call: Any) -> Any:
+    """The next message of a stream, or as an error why it has ended."""
+    answer = await call.read()
+    if answer is grpc.aio.EOF:
+        code, detail = await call.code(), await call.details()
+        ended = grpc.StatusCode.UNAVAILABLE if code is grpc.StatusCode.OK else code
+        raise grpc.aio.AioRpcError(ended, None, None, details=detail)
+    return answer
 
 
-def span(prefix: str) -> tuple[bytes, bytes]:
-    """The first key with a prefix, and the first after all of them. Without a / at its end it is one key."""
+async def _silent() -> None:
+    raise TimeoutError
+
+
+def _span(prefix: str) -> tuple[bytes, bytes | None]:
+    """The first key with a prefix, and the first after all of them: 0 comes after /. None: one key; to etcd
+    an end that is empty, and sent, is no end at all."""
     start = prefix.encode()
-    return start, start[:-1] + b"0" if prefix.endswith("/") else b""
-
-
-async def _ended(call: Any) -> None:
-    """Raise why a stream has ended."""
-    code, detail = await call.code(), await call.details()
-    raise grpc.aio.AioRpcError(
-        grpc.StatusCode.UNAVAILABLE if code is grpc.StatusCode.OK else code, None, None, details=detail
-    )
+    return start, start[:-1] + b"0" if prefix.endswith("/") else None
 
 
 def _canceled(answer: Any, revision: int) -> EtcdError:
@@ -312,9 +280,5 @@ def _canceled(answer: Any, revision: int) -> EtcdError:
     return explained(code, answer.cancel_reason or "the watch was cancelled", "Watch/Watch", "etcd")
 
 
-def _item(kv: Any) -> KeyValue:
-    return KeyValue(kv.key.decode(errors="backslashreplace"), kv.value, kv.mod_revision)
-
-
-def _method(name: str, answer: str) -> tuple[str, Any, Any]:
-    return f"/etcdserverpb.{name}", lambda request: request.SerializeToString(), MESSAGES[answer].FromString
+def _item(kv: Any, is_deleted: bool = False) -> KeyValue:
+    return KeyValue(kv.key.decode(errors="backslashreplace"), kv.value, kv.mod_revision, is_deleted)

@@ -8,11 +8,11 @@ set is sent, also one that is 0: ``Compare.mod_revision`` has to be.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-_PACKAGE = "netplugin.fleet"
 #: A message in each line: its fields as name, number and type; ``*`` is for repeated ones.
 _TABLE = """
 Header: cluster_id 1 uint64, revision 3 int64
@@ -21,7 +21,7 @@ Event: type 1 int32, kv 2 KeyValue
 RangeRequest: key 1 bytes, range_end 2 bytes, limit 3 int64, revision 4 int64
 RangeResponse: header 1 Header, kvs 2 *KeyValue, more 3 bool
 PutRequest: key 1 bytes, value 2 bytes, lease 3 int64
-DeleteRequest: key 1 bytes, range_end 2 bytes
+DeleteRequest: key 1 bytes
 RequestOp: request_put 2 PutRequest, request_delete_range 3 DeleteRequest
 Compare: result 1 int32, target 2 int32, key 3 bytes, mod_revision 6 int64
 TxnRequest: compare 1 *Compare, success 2 *RequestOp
@@ -40,28 +40,28 @@ LeaseKeepAliveResponse: header 1 Header, ID 2 int64, TTL 3 int64
 EQUAL, MOD, DELETE = 0, 2, 1
 
 
-def _messages() -> dict[str, Any]:
-    field_kind = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="netplugin/fleet.proto", package=_PACKAGE, syntax="proto2")
+def _messages() -> SimpleNamespace:
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="netplugin/fleet.proto", package="netplugin", syntax="proto2"
+    )
     for line in _TABLE.strip().splitlines():
         name, _, fields = line.partition(":")
         message = file.message_type.add(name=name)
         for field in filter(None, fields.split(",")):
             called, number, kind = field.split()
-            repeated, kind = kind.startswith("*"), kind.removeprefix("*")
             added = message.field.add(name=called, number=int(number))
-            added.label = field_kind.LABEL_REPEATED if repeated else field_kind.LABEL_OPTIONAL
+            added.label = kinds.LABEL_REPEATED if kind.startswith("*") else kinds.LABEL_OPTIONAL
+            kind = kind.removeprefix("*")
             if kind[0].isupper():
-                added.type, added.type_name = field_kind.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+                added.type, added.type_name = kinds.TYPE_MESSAGE, f".netplugin.{kind}"
             else:
-                added.type = getattr(field_kind, f"TYPE_{kind.upper()}")
+                added.type = getattr(kinds, f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {
-        made.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{made.name}"))
-        for made in file.message_type
-    }
+    found = {made.name: pool.FindMessageTypeByName(f"netplugin.{made.name}") for made in file.message_type}
+    return SimpleNamespace(**{name: message_factory.GetMessageClass(one) for name, one in found.items()})
 
 
-#: The classes of the messages, by name.
-MESSAGES = _messages()
+#: The classes of the messages.
+M: Any = _messages()

@@ -19,7 +19,7 @@ from netplugin.fleet.errors import (
     EtcdUnavailable,
     LeaseLost,
 )
-from netplugin.fleet.etcd import Credentials, Etcd, Watched
+from netplugin.fleet.etcd import Credentials, Etcd, KeyValue
 from tests.lab.etcd import PrivateEtcd
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ def test_a_watch_has_every_change_in_order_from_its_revision_on(etcd: PrivateEtc
             await made.change({"/other": b""})
             seen: list[tuple[bytes, bool]] = []
             async for watched in made.watch("/watch/", start):
-                seen += [(item.value, gone) for item, gone in watched.changes]
+                seen += [(item.value, item.is_deleted) for item in watched]
                 if len(seen) == 6:
                     break
             assert seen == [*((b"%d" % number, False) for number in range(5)), (b"", True)]
@@ -144,11 +144,11 @@ def test_a_watch_after_a_compaction_says_so(etcd: PrivateEtcd) -> None:
                     pass
             # One that is ahead of it goes on through it.
             watching = aiter(made.watch("/compacted/", last))
-            assert (await anext(watching)).changes[0][0].value == b"2"
+            assert (await anext(watching))[0].value == b"2"
             now = await made.change({"/compacted/a": b"3"})
             assert now is not None
             etcd.ctl("compaction", str(now))
-            assert (await anext(watching)).changes[0][0].value == b"3"
+            assert (await anext(watching))[0].value == b"3"
 
     run(work())
 
@@ -160,7 +160,7 @@ def test_a_silent_connection_is_noticed(etcd: PrivateEtcd, monkeypatch: pytest.M
         async with client(etcd, quiet_s=0.3) as made:
             watching = aiter(made.watch("/silent/", (await made.read("/silent/")).revision))
             for _ in range(3):
-                assert (await anext(watching)).changes == ()  # it answers that there is nothing
+                assert await anext(watching) == ()  # it answers that there is nothing
             etcd.members[0].pause()
             begun = time.monotonic()
             with pytest.raises(EtcdUnavailable, match="silent"):
@@ -240,7 +240,7 @@ def test_a_full_database_is_said_and_read(tmp_path: Path) -> None:
 def test_a_client_goes_on_with_the_members_that_are_left(tmp_path: Path) -> None:
     with PrivateEtcd(tmp_path / "three", members=3) as etcd:
 
-        async def next_of(watching: AsyncIterator[Watched]) -> Watched:
+        async def next_of(watching: AsyncIterator[tuple[KeyValue, ...]]) -> tuple[KeyValue, ...]:
             return await anext(watching)
 
         async def work() -> None:
