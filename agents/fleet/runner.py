@@ -32,6 +32,8 @@ LOG = logging.getLogger(__name__)
 # an acceptance; and between two looks at what is to be reported, if nothing says that it has changed.
 LEASE_S = 30
 _MOST_S, _ACCEPT_S, _REPORT_S = 30.0, 15.0, 5.0
+# Seconds after which everything is read again: what was deleted by hand of the host's own keys comes back.
+_ANEW_S = 900.0
 # Keys of one transaction: etcd's ``--max-txn-ops`` is 128.
 _OPS = 100
 
@@ -81,10 +83,10 @@ class Fleet:
                 except NetpluginError as error:
                     if self.refused is None or self.refused.detail != error.detail:
                         LOG.warning("fleet: %s", error)
-                    self.refused = error
+                    self.refused, self.connected = error, False
                 except Exception as error:
+                    self.connected = False
                     self._supervisor.failed("fleet", error)
-                self.connected = False
                 lasted_s = asyncio.get_running_loop().time() - begun
                 wait_s = 0.5 if lasted_s > _MOST_S else min(_MOST_S, wait_s * 2)
                 await asyncio.sleep(random.uniform(0, wait_s))
@@ -203,8 +205,9 @@ class Fleet:
         return tuple(found)
 
     async def _until_accepted(self, etcd: Etcd) -> None:
-        """Return when something that waits for an operator may go on."""
-        while True:
+        """Return when something that waits for an operator may go on, or it is time to read again."""
+        until = asyncio.get_running_loop().time() + random.uniform(0.5, 1) * _ANEW_S
+        while asyncio.get_running_loop().time() < until:
             await asyncio.sleep(random.uniform(0.5, 1) * _ACCEPT_S)
             if not (self._waiting or self.refused):
                 continue

@@ -107,6 +107,8 @@ class Client:
         Raises: InvalidRequest if the URL, the token or a certificate file cannot be used.
         """
         self.url = checked_url(url)
+        #: Whether PUT and DELETE change what the fleet has made too, until its next change of it.
+        self.override = False
         headers = {"Authorization": f"Bearer {checked_token(token)}"} if token else {}
         path = self.url.removeprefix(UNIX) if self.url.startswith(UNIX) else None
         self._http = httpx.Client(
@@ -338,6 +340,8 @@ class Client:
         # Fields that were not set are not sent: a port on a VXLAN network takes the network's MTU.
         content = None if body is None else body.model_dump_json(exclude_unset=True)
         headers = {**(headers or {}), **({} if body is None else {"Content-Type": "application/json"})}
+        if self.override and method in ("PUT", "DELETE"):
+            headers["Netplugin-Override"] = "true"
         # Empty parameters would replace those of the path, which the link to a next page has.
         try:
             answer = self._http.request(

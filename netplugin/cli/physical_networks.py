@@ -74,6 +74,7 @@ class PhysicalNetworkPut(show.ShowOne):
             metavar="DEVICE",
             help="NIC whose virtual functions ports get, as in [sriov] devices; may be given several times",
         )
+        show.add_override(parser)
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
         return show.fields(self.agent.put_physical_network(parsed_args.name, _spec(parsed_args)))
@@ -87,6 +88,7 @@ class PhysicalNetworkDelete(show.Command):
 
     def add_options(self, parser: ArgumentParser) -> None:
         _add_name(parser)
+        show.add_override(parser)
 
     def take_action(self, parsed_args: Namespace) -> None:
         self.agent.delete_physical_network(parsed_args.name)

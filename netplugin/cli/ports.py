@@ -112,6 +112,7 @@ class PortPut(show.ShowOne):
             "--if-match", metavar="ETAG", help="only if nobody has changed the port since it was shown"
         )
         condition.add_argument("--create-only", action="store_true", help="only if there is no such port")
+        show.add_override(parser)
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
         port = self.agent.put_port(
@@ -128,9 +129,12 @@ class PortDelete(show.Command):
 
     def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("port_ids", metavar="ID", nargs="+", help="IDs of the ports")
+        show.add_override(parser)
 
     def take_action(self, parsed_args: Namespace) -> int:
-        batch = valid(Batch, {"delete": tuple(dict.fromkeys(parsed_args.port_ids))})
+        ids = tuple(dict.fromkeys(parsed_args.port_ids))
+        # An agent of before fleets does not know the field.
+        batch = valid(Batch, {"delete": ids, **({"override": True} if parsed_args.override else {})})
         results = self.agent.batch(batch).results
         failed = [result for result in results if result.error is not None]
         for result in failed:
@@ -272,6 +276,7 @@ class NetworkPut(show.ShowOne):
             "--udp-port", type=show.whole, metavar="N", help="UDP port of the tunnel; default: 4789"
         )
         parser.add_argument("--mtu", type=show.whole, metavar="BYTES", help="MTU of the VMs; default: 1450")
+        show.add_override(parser)
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
         spec = valid(NetworkSpec, {"type": "vxlan", **show.given(parsed_args, NetworkSpec)})
@@ -284,6 +289,7 @@ class NetworkDelete(show.Command):
 
     def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("network_id", metavar="ID", help="ID of the network")
+        show.add_override(parser)
 
     def take_action(self, parsed_args: Namespace) -> None:
         self.agent.delete_network(parsed_args.network_id)

@@ -52,6 +52,7 @@ class ServicePortPut(show.ShowOne):
             metavar="IP",
             help="address or prefix that it may send from; may be given several times",
         )
+        show.add_override(parser)
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
         return show.fields(self.agent.put_service_port(parsed_args.port_id, spec_from(parsed_args)))
@@ -65,6 +66,7 @@ class ServicePortDelete(show.Command):
 
     def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("port_ids", metavar="ID", nargs="+", help="IDs of the service ports")
+        show.add_override(parser)
 
     def take_action(self, parsed_args: Namespace) -> None:
         for port_id in dict.fromkeys(parsed_args.port_ids):

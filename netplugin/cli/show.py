@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 # -- Commands: with a client of the agent, and the parser that knows a misspelled option. -----------
 
 
+def add_override(parser: ArgumentParser) -> None:
+    """For a command that changes what the fleet may have made."""
+    parser.add_argument(
+        "--override", action="store_true", help="also if it is the fleet's, until its next change there"
+    )
+
+
 class Base(cliff.command.Command):
     """What all commands have."""
 
@@ -47,6 +54,7 @@ class Base(cliff.command.Command):
         """Add the arguments of this command, after those of its output."""
 
     def run(self, parsed_args: Namespace) -> int:
+        self._override = getattr(parsed_args, "override", False)
         with ExitStack() as self._opened:
             return super().run(parsed_args) or self.status
 
@@ -55,7 +63,9 @@ class Base(cliff.command.Command):
         """A client of the agent until the command ends."""
         from netplugin.api.client import Client  # the commands that ask no agent start faster without it
 
-        return self._opened.enter_context(Client.from_environment())
+        client = self._opened.enter_context(Client.from_environment())
+        client.override = self._override
+        return client
 
     def say(self, text: str) -> None:
         """Print a line on standard error, at once."""

@@ -1,0 +1,369 @@
+"""A host that follows an etcd in memory: what it makes, reports and refuses, and what it does on its own."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agents.api.roles import BodyRules, Role
+from agents.fleet import carry, runner
+from agents.fleet.runner import Fleet
+from agents.fleet.settings import FleetSettings
+from netplugin import options
+from netplugin.api.batch_models import Batch, BatchPut, Retag
+from netplugin.api.client import Client as ApiClient
+from netplugin.api.conditions import Condition
+from netplugin.api.errors import Conflict, HostError
+from netplugin.api.models import NetworkSpec, PortSpec, PortState
+from netplugin.fleet.names import Kind, Ref
+from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent
+from tests.unit.agents.fleet.etcd import Client, MemoryEtcd
+
+HOST = "h1"
+DESIRED, REPORTED = f"/netplugin/v1/desired/{HOST}", f"/netplugin/v1/reported/{HOST}"
+NETWORK = {"type": "vxlan", "vni": 5001, "peers": ["10.0.0.2"]}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No random waits, and short ones between two tries."""
+    chance = SimpleNamespace(uniform=lambda least, most: 0.01, shuffle=lambda names: None)
+    monkeypatch.setattr(runner, "random", chance)
+    monkeypatch.setattr(runner, "_REPORT_S", 0.2)
+    monkeypatch.setattr(carry, "_FIRST_S", 0.05)
+
+
+def settings(role: Role = Role.PLUG, host: str = HOST) -> FleetSettings:
+    return FleetSettings(("h:1",), host, Path("ca"), Path("cert"), Path("key"), role)
+
+
+@asynccontextmanager
+async def following(
+    host: Agent, etcd: MemoryEtcd, monkeypatch: pytest.MonkeyPatch, role: Role = Role.PLUG
+) -> AsyncIterator[Fleet]:
+    monkeypatch.setattr(runner, "Etcd", lambda *_: Client(etcd))
+    rules = BodyRules((), host.service.ports.moved_by)
+    fleet = Fleet(settings(role), host.service, host.store, rules, host.shared.supervisor)
+    task = asyncio.create_task(fleet.keep())
+    try:
+        yield fleet
+        assert not task.done(), task
+        assert not host.shared.supervisor.failures()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(DEADLINE_S):
+        while not (found := condition()):
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def desire(etcd: MemoryEtcd, path: str, generation: int, spec: Any = None, **more: Any) -> int:
+    what = {"deleted": True, **more} if spec is None else {"spec": spec}
+    return await etcd.put(f"{DESIRED}/{path}", {"generation": generation, **what})
+
+
+def summary(etcd: MemoryEtcd) -> dict[str, Any]:
+    found: dict[str, Any] = etcd.value(f"{REPORTED}/summary") or {"revision": -1, "counts": {}}
+    return found
+
+
+def spec(number: int, **fields: Any) -> dict[str, Any]:
+    return SPEC | {"mac": f"52:54:00:00:00:{number:02x}"} | fields
+
+
+def run(work: Awaitable[None]) -> None:
+    async def within() -> None:
+        await work
+
+    asyncio.run(within())
+
+
+def test_what_etcd_has_is_made_in_order_verified_and_reported(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        on = {"network": {"type": "vxlan", "network_id": "net"}}
+        await desire(etcd, "port/p1", 1, spec(1, **on))
+        await desire(etcd, "network/net", 1, NETWORK)
+        async with following(running, etcd, monkeypatch) as fleet:
+            written = await desire(etcd, "port/p2", 1, spec(2))
+            await until(lambda: summary(etcd)["revision"] >= written)
+            assert set(running.host.ports) == {"p1", "p2"} and fleet.connected
+            assert summary(etcd)["counts"] == {"owned": 3, "open": 0}
+            assert etcd.under(REPORTED) == [f"{REPORTED}/summary"]
+            assert etcd.value(f"/netplugin/v1/alive/{HOST}")["identity"] == running.store.identity
+            await desire(etcd, "network/net", 2)  # first the port, in whatever order they are written
+            removed = await desire(etcd, "port/p1", 2)
+            await until(
+                lambda: summary(etcd)["revision"] >= removed and not summary(etcd)["counts"].get("failed")
+            )
+            assert set(running.host.ports) == {"p2"} and running.store.networks() == []
+            # The writer takes the removals away.
+            await etcd.write([(f"{DESIRED}/port/p1", None), (f"{DESIRED}/network/net", None)])
+            await until(lambda: list(running.store.fleet.known) == [Ref(Kind.PORT, "p2")])
+
+    run(work())
+
+
+def test_a_port_that_the_host_refuses_is_reported_and_tried_again(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuses = True
+
+    def apply(change: Any) -> None:
+        if refuses and "p1" in change.ports:
+            raise HostError("the kernel says no", step="apply")
+
+    running.host.on_apply = apply
+
+    async def work() -> None:
+        nonlocal refuses
+        etcd = MemoryEtcd()
+        async with following(running, etcd, monkeypatch):
+            await desire(etcd, "port/p1", 1, spec(1))
+            await desire(etcd, "port/p2", 1, spec(2))
+            fault = await until(lambda: etcd.value(f"{REPORTED}/port/p1"))
+            assert fault["state"] == "failed" and "says no" in fault["error"]["detail"]
+            await until(lambda: running.store.get("p2"))
+            refuses = False
+            await until(lambda: not etcd.under(f"{REPORTED}/port/"))
+            assert set(running.host.ports) == {"p1", "p2"}
+
+    run(work())
+
+
+def test_a_port_that_fails_later_is_reported(running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        async with following(running, etcd, monkeypatch):
+            await desire(etcd, "port/p1", 1, spec(1))
+            record = await until(lambda: running.store.get("p1"))
+            await until(lambda: running.store.get("p1").state is PortState.ACTIVE)
+            running.host.faults["p1"] = "its link is down"
+            await running.service.ports.put("p1", record.spec, Condition(override=True))
+            fault = await until(lambda: etcd.value(f"{REPORTED}/port/p1"))
+            assert fault["state"] == "degraded" and "link" in fault["error"]["detail"]
+
+    run(work())
+
+
+def test_the_fleet_has_the_role_that_the_host_gives_it(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_port = spec(1, port_security={"enabled": False})
+
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        await desire(etcd, "port/p1", 1, open_port)
+        await desire(etcd, "physical-network/physnet9", 1, {"ovs": {}})
+        await desire(etcd, "service-port/s1", 1, {**service, "device": "tap9"})
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: len(etcd.under(f"{REPORTED}/")) == 4)
+            for key in etcd.under(f"{REPORTED}/"):
+                if not key.endswith("summary"):
+                    assert etcd.value(key)["error"]["code"] == "forbidden", key
+        async with following(running, etcd, monkeypatch, Role.OPERATE):
+            await until(lambda: "p1" in running.host.ports)
+
+    service = {name: SPEC[name] for name in ("backend", "network", "mac")}
+    run(work())
+
+
+def test_what_the_fleet_has_made_is_changed_locally_by_those_who_mean_it(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports, override = running.service.ports, Condition(override=True)
+    other = PortSpec.model_validate(spec(1, qos={"egress_kbps": 5}))
+
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        await desire(etcd, "port/p1", 1, spec(1))
+        await desire(etcd, "network/net", 1, NETWORK)
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: len(running.store.fleet.known) == 2)
+            net = NetworkSpec.model_validate(NETWORK | {"vni": 7})
+            for refused in (
+                ports.put("p1", other),
+                ports.delete("p1"),
+                running.service.networks.put("net", net),
+                running.service.networks.delete("net"),
+            ):
+                with pytest.raises(Conflict, match="--override") as found:
+                    await refused
+                assert "fleet's" in found.value.detail
+            batch = Batch(put=(BatchPut(port_id="p1", spec=other),), delete=())
+            retag = Retag(to_vlan=7, ports=("p1",))
+            assert [r.status for r in (await ports.batch(batch)).results] == [409]
+            assert [r.status for r in (await ports.retag(retag)).results] == [409]
+            assert [
+                r.status for r in (await ports.batch(batch.model_copy(update={"override": True}))).results
+            ] == [200]
+            fault = await until(lambda: etcd.value(f"{REPORTED}/port/p1"))
+            assert fault["state"] == "overridden" and fault["generation"] == 1
+            await ports.delete("p1", override)
+            await asyncio.sleep(0.3)
+            assert running.host.ports == {}, "the fleet made it again before it was changed there"
+            await desire(etcd, "port/p1", 2, spec(1))
+            await until(lambda: not etcd.under(f"{REPORTED}/port/") and running.host.ports)
+
+    run(work())
+    running.store.fleet.is_on = False  # as without [fleet] endpoints
+    run(ports.delete("p1"))
+
+
+def test_a_removal_of_what_the_fleet_could_not_make_removes_nothing(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        await running.service.ports.put("p1", PortSpec.model_validate(spec(1, queues=2)))
+        async with following(running, etcd, monkeypatch):
+            await desire(etcd, "port/p1", 1, spec(1))  # queues cannot change
+            await until(lambda: etcd.value(f"{REPORTED}/port/p1"))
+            await desire(etcd, "port/p1", 2)
+            await until(lambda: not etcd.under(f"{REPORTED}/port/"))
+            assert set(running.host.ports) == {"p1"}
+
+    run(work())
+
+
+def test_without_etcd_the_host_goes_on_and_merges_later(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        async with following(running, etcd, monkeypatch) as fleet:
+            for number in range(3):
+                await desire(etcd, f"port/p{number}", 1, spec(number))
+            await until(lambda: len(running.store.fleet.known) == 3)
+            await etcd.fall()
+            await until(lambda: not fleet.connected)
+            assert "nobody listens" in fleet.findings()[0].found
+            await desire(etcd, "port/p0", 2)
+            await desire(etcd, "port/p9", 1, spec(9))
+            assert set(running.host.ports) == {"p0", "p1", "p2"}
+            await etcd.fall(False)
+            await until(lambda: set(running.host.ports) == {"p1", "p2", "p9"})
+            await until(lambda: fleet.connected and fleet.findings() == [])
+
+    run(work())
+
+
+def test_many_removals_that_are_read_wait_for_an_operator(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        for number in range(8):
+            await desire(etcd, f"port/p{number}", 1, spec(number))
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: len(running.store.fleet.known) == 8)
+        for number in range(7):
+            await desire(etcd, f"port/p{number}", 2)
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: summary(etcd)["counts"].get("waiting") == 7)
+            assert len(running.host.ports) == 8
+            await desire(etcd, "port/p7", 2)  # that one comes by the watch
+            await until(lambda: len(running.host.ports) == 7)
+            name = f"{etcd.cluster_id:x}"
+            word = {"number": 1, "cluster": name, "replaces": name, "revision": etcd.revision}
+            await etcd.put(f"/netplugin/v1/accepted/{HOST}", word)
+            await until(lambda: running.host.ports == {})
+
+    run(work())
+
+
+def test_a_thousand_lost_keys_are_few_keys_more(running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        for number in range(100):
+            await desire(etcd, f"port/p{number}", 1, spec(number))
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: len(running.store.fleet.known) == 100)
+            await etcd.write([(key, None) for key in etcd.under(f"{DESIRED}/")])
+            await until(lambda: summary(etcd)["counts"].get("unlisted") == 100)
+            assert len(etcd.under(f"{REPORTED}/")) == 65 and len(running.host.ports) == 100
+
+    run(work())
+
+
+def test_two_agents_with_one_name_are_not_both_in_the_fleet(
+    running: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        await desire(etcd, "port/p1", 1, spec(1))
+        async with following(running, etcd, monkeypatch) as first:
+            await until(lambda: first.connected)
+            with agent(tmp_path / "second") as other:
+                async with following(other, etcd, monkeypatch) as second:
+                    await until(lambda: second.refused)
+                    assert "another agent" in second.findings()[0].found and other.host.ports == {}
+                    etcd.leases.clear()  # the first has died
+                    await etcd.write([(f"/netplugin/v1/alive/{HOST}", None)])
+                    await until(lambda: second.connected or first.connected)
+
+    run(work())
+
+
+def test_an_agent_without_a_fleet_imports_nothing_of_it() -> None:
+    names = "('netplugin.fleet.etcd', 'netplugin.fleet.values', 'agents.fleet.runner')"
+    found = f"[m for m in sys.modules if m.startswith(('grpc', 'google.protobuf')) or m in {names}]"
+    code = f"import sys, agents.main; found = {found}; sys.exit(str(found) if found else 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"endpoints": ["etcd1"]}, "host:port"),
+        ({"endpoints": ["http://etcd1:2379"]}, "host:port"),
+        ({"cert": None}, "cert is missing"),
+        ({"host": "a/b"}, "host"),
+    ],
+)
+def test_wrong_options_are_sentences(changed: dict[str, Any], message: str) -> None:
+    conf = options.load([])
+    values = {
+        "endpoints": ["etcd1:2379", "https://etcd2:2379"],
+        "host": "h1",
+        "ca": "a",
+        "cert": "b",
+        "key": "c",
+    }
+    assert FleetSettings.read(conf) is None
+    for name, value in values.items():
+        conf.set_override(name, value, group="fleet")
+    read = FleetSettings.read(conf)
+    assert read is not None and read.endpoints == ("etcd1:2379", "etcd2:2379") and read.role is Role.PLUG
+    for name, value in changed.items():
+        conf.set_override(name, value, group="fleet")
+    with pytest.raises(ValueError, match=message):
+        FleetSettings.read(conf)
+
+
+def test_the_client_overrides_when_it_is_told_to(running: Agent, client: ApiClient) -> None:
+    port = client.put_port("p1", PortSpec.model_validate(spec(1)))
+    fleet = running.store.fleet
+    known = carry.Known(3, "v", "t")
+    fleet.save(known={Ref(Kind.PORT, "p1"): known})
+    fleet.is_on = True
+    with pytest.raises(Conflict, match="generation 3"):
+        client.put_port("p1", port.spec)
+    client.override = True
+    assert client.put_port("p1", port.spec).state is PortState.ACTIVE
+    client.delete_port("p1")
