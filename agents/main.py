@@ -170,7 +170,7 @@ def _run(read: Configuration, store: Store, audit: AuditLog) -> int:
         ),
         when_started=lambda: _notify("READY=1"),
     )
-    fleet = _fleet(read, service, store, rules, metrics, host.supervisor)
+    fleet = _fleet(read, service, store, rules, audit, metrics, host.supervisor)
     try:
         return asyncio.run(_serve(server, credentials, app, service, tasks, host.supervisor, fleet))
     finally:
@@ -182,6 +182,7 @@ def _fleet(
     service: Service,
     store: Store,
     rules: BodyRules,
+    audit: AuditLog,
     metrics: Metrics,
     supervisor: Supervisor,
 ) -> Fleet | None:
@@ -190,7 +191,7 @@ def _fleet(
         return None
     from agents.fleet.runner import Fleet
 
-    fleet = Fleet(read.fleet, service, store, rules, supervisor)
+    fleet = Fleet(read.fleet, service, store, rules, audit, supervisor)
     metrics.watch_fleet(lambda: fleet.connected, fleet.counts)
     service.health.fleet = fleet.findings
     return fleet
@@ -249,6 +250,8 @@ async def _serve(
     finally:
         for each in loops:
             each.cancel()
+        if fleet is not None:
+            await fleet.leave()
         await tasks.stop()
     return 0
 

@@ -93,6 +93,11 @@ class AuditLog:
         entry = {"event": "carried_out", "taskuuid": taskuuid, "method": method}
         await self._write({**entry, "path": target[:_MAX_PATH], "status": status})
 
+    async def of_fleet(self, method: str, target: str, status: int, generation: int, revision: int) -> None:
+        """Log what was carried out for a value of etcd that this revision wrote."""
+        entry = {"event": "fleet", "method": method, "path": target[:_MAX_PATH], "status": status}
+        await self._write({**entry, "generation": generation, "revision": revision})
+
     def close(self) -> None:
         self._thread.shutdown()
         if self._file is not None:

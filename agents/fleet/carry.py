@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import groupby
 
+from agents.api.audit import AuditLog
 from agents.api.roles import BodyRules, Role, of_port, of_service_port
 from agents.fleet.plan import Step
 from agents.service import Service
@@ -32,12 +33,19 @@ class Carrier:
     """For the event loop. It goes on without etcd. The last step of an object is the one that counts."""
 
     def __init__(
-        self, service: Service, store: Store, rules: BodyRules, role: Role, when_changed: Callable[[], None]
+        self,
+        service: Service,
+        store: Store,
+        rules: BodyRules,
+        role: Role,
+        audit: AuditLog,
+        when_changed: Callable[[], None],
     ) -> None:
         self._service = service
         self._store = store
         self._rules = rules
         self._role = role
+        self._audit = audit
         self._when_changed = when_changed
         #: The last step of each object that is not done, and the errors of those that failed.
         self.open: dict[Ref, Step] = {}
@@ -97,7 +105,7 @@ class Carrier:
         ref = step.ref
         try:
             if self.open.get(ref) is step:
-                await self._carried_out(step)
+                await self._audited(step)
                 self._done[ref] = replace(step.known, tag=tag_of(current_spec(self._store, ref)))
                 self.faults.pop(ref, None)
         except Exception as error:
@@ -137,6 +145,17 @@ class Carrier:
             self._done = done | self._done
             asyncio.get_running_loop().call_later(_FIRST_S, self._work.set)
         self._when_changed()
+
+    async def _audited(self, step: Step) -> None:
+        method, status = ("DELETE", 204) if step.spec is None else ("PUT", 200)
+        try:
+            await self._carried_out(step)
+        except NetpluginError as error:
+            status = error.status
+            raise
+        finally:
+            path = f"/v1/{step.ref.kind}s/{step.ref.id}"
+            await self._audit.of_fleet(method, path, status, step.known.generation, step.revision)
 
     async def _carried_out(self, step: Step) -> None:
         """Raises: what a PUT or a DELETE of the API raises."""
@@ -183,7 +202,7 @@ class Carrier:
 
 
 def current_spec(store: Store, ref: Ref) -> Spec | None:
-    """What the host is to have of an object, whoever asked for it."""
+    """What the host is to have of an object, whoever requested it."""
     if ref.kind in (Kind.PORT, Kind.SERVICE_PORT):
         record = store.get(ref.id)
         return None if record is None or record.state is PortState.REMOVING else record.spec

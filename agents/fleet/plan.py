@@ -1,6 +1,6 @@
 """What to do with what was read of etcd, or watched (pure).
 
-Nothing is removed but by a value that says so, of a generation above that which the host has carried out, for
+Nothing is removed but by a value that requests it, of a generation above that which the host has carried out, for
 an object that the fleet has made here. A key that is missing, a value that cannot be read, another cluster or
 an older revision remove nothing.
 """
@@ -69,8 +69,8 @@ def plan_read(memory: Memory, known: Mapping[Ref, Known], reading: Reading) -> P
 
     Raises: Conflict if this is another etcd, or an older copy of it, that no operator has accepted.
     """
-    memory, anew = _accepted(memory, reading)
-    if anew:
+    memory, afresh = _accepted(memory, reading)
+    if afresh:
         known = {ref: replace(each, generation=0) for ref, each in known.items()}
     plan = _plan(memory, known, reading.items, frozenset(known) - frozenset(reading.items))
     removals = [step for step in plan.steps if step.spec is None and step.owned]
@@ -84,7 +84,7 @@ def plan_read(memory: Memory, known: Mapping[Ref, Known], reading: Reading) -> P
         steps=tuple(step for step in plan.steps if step.ref not in held),
         faults={**plan.faults, **{ref: _held(len(held), reading.revision) for ref in held}},
         waiting=held,
-        forget_generations=anew,
+        forget_generations=afresh,
     )
 
 
@@ -140,27 +140,27 @@ def _step(ref: Ref, item: Item, known: Known | None) -> Step | None:
 
 
 def _accepted(memory: Memory, reading: Reading) -> tuple[Memory, bool]:
-    """The memory after this reading, and whether an operator lets the host begin anew with it.
+    """The memory after this reading, and whether an operator lets the host begin afresh with it.
 
     Raises: Conflict.
     """
     here = [(each, wrote) for each, wrote in reading.acceptances if each.cluster == reading.cluster]
     is_back = reading.cluster != memory.cluster or reading.revision < memory.revision
-    anew = is_back and memory.cluster != ""
-    if anew:
+    afresh = is_back and memory.cluster != ""
+    if afresh:
         here = [
             (a, wrote) for a, wrote in here if a.replaces == memory.cluster and a.number > memory.accepted
         ]
         if not here:
             raise _refused(memory, reading)
     after = replace(memory, cluster=reading.cluster, revision=reading.revision)
-    if anew:
+    if afresh:
         after = replace(after, accepted_revision=0)
     for each, wrote in here:
         if each.number > after.accepted:
             up_to = min(each.revision, wrote)
             after = replace(after, accepted=each.number, accepted_revision=up_to)
-    return after, anew
+    return after, afresh
 
 
 def _passes(memory: Memory, item: Item) -> bool:

@@ -11,6 +11,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from agents.api.audit import AuditLog
 from agents.api.roles import BodyRules
 from agents.fleet.carry import Carrier
 from agents.fleet.plan import Item, Plan, Reading, plan_read, plan_watched
@@ -33,7 +34,9 @@ LOG = logging.getLogger(__name__)
 LEASE_S = 30
 _MOST_S, _ACCEPT_S, _REPORT_S = 30.0, 15.0, 5.0
 # Seconds after which everything is read again: what was deleted by hand of the host's own keys comes back.
-_ANEW_S = 900.0
+_REREAD_S = 900.0
+# Seconds for what an agent that ends has to tell etcd.
+_LEAVE_S = 2.0
 # Keys of one transaction: etcd's ``--max-txn-ops`` is 128.
 _OPS = 100
 
@@ -47,6 +50,7 @@ class Fleet:
         service: Service,
         store: Store,
         rules: BodyRules,
+        audit: AuditLog,
         supervisor: Supervisor,
     ) -> None:
         self._host = settings.host
@@ -57,7 +61,7 @@ class Fleet:
         self._endpoints = list(settings.endpoints)
         random.shuffle(self._endpoints)  # the hosts of a fleet spread over the members
         self._changed = asyncio.Event()
-        self._carrier = Carrier(service, store, rules, settings.role, self._changed.set)
+        self._carrier = Carrier(service, store, rules, settings.role, audit, self._changed.set)
         self._version = version("netplugin")
         self._lease = 0
         self._tags = Tags(store)
@@ -92,6 +96,14 @@ class Fleet:
                 await asyncio.sleep(random.uniform(0, wait_s))
         finally:
             carrying.cancel()
+
+    async def leave(self) -> None:
+        """Give the name of the host free at once, as the agent ends."""
+        etcd = Etcd(self._endpoints, self._credentials)
+        with suppress(NetpluginError, TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await etcd.revoke(self._lease)
+        await etcd.close()
 
     # -- one connection --------------------------------------------------------------------------
 
@@ -206,7 +218,7 @@ class Fleet:
 
     async def _until_accepted(self, etcd: Etcd) -> None:
         """Return when something that waits for an operator may go on, or it is time to read again."""
-        until = asyncio.get_running_loop().time() + random.uniform(0.5, 1) * _ANEW_S
+        until = asyncio.get_running_loop().time() + random.uniform(0.5, 1) * _REREAD_S
         while asyncio.get_running_loop().time() < until:
             await asyncio.sleep(random.uniform(0.5, 1) * _ACCEPT_S)
             if not (self._waiting or self.refused):

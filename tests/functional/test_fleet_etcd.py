@@ -106,8 +106,8 @@ def test_nobody_is_let_in_without_tls_and_a_certificate_that_etcd_trusts(
     good = etcd.credentials("someone")
     wrong_ca = refused(etcd.endpoints, Credentials(etcd.pki.other_ca, good.cert, good.key))
     assert isinstance(wrong_ca, EtcdUnavailable) and "[fleet] ca" in (wrong_ca.fix or ""), wrong_ca
-    stranger = refused(etcd.endpoints, etcd.credentials("stranger", "other"))
-    assert isinstance(stranger, EtcdUnavailable), stranger
+    outsider = refused(etcd.endpoints, etcd.credentials("outsider", "other"))
+    assert isinstance(outsider, EtcdUnavailable), outsider
     missing = refused(etcd.endpoints, Credentials(good.ca, tmp_path / "none.pem", good.key))
     assert isinstance(missing, EtcdForbidden) and "none.pem" in missing.detail
     with pytest.raises(Exception, match="TLS"):
@@ -132,7 +132,7 @@ def test_a_watch_has_every_change_in_order_from_its_revision_on(etcd: PrivateEtc
     run(work())
 
 
-def test_a_watch_after_a_compaction_says_so(etcd: PrivateEtcd) -> None:
+def test_a_watch_after_a_compaction_ends_with_the_reason(etcd: PrivateEtcd) -> None:
     async def work() -> None:
         async with client(etcd) as made:
             start = await made.change({"/compacted/a": b"1"})
@@ -224,7 +224,7 @@ def test_a_user_reads_and_writes_what_its_role_has(tmp_path: Path) -> None:
         run(work())
 
 
-def test_a_full_database_is_said_and_read(tmp_path: Path) -> None:
+def test_a_full_database_is_reported_and_read(tmp_path: Path) -> None:
     with PrivateEtcd(tmp_path / "full", options={"quota-backend-bytes": str(4 << 20)}) as etcd:
 
         async def work() -> None:

@@ -46,7 +46,7 @@ def agent(ovs: PrivateOvs, etcd: PrivateEtcd) -> Iterator[PrivateAgent]:
         if ids:
             private.call("POST", "/v1/ports:batch", {"delete": ids, "override": True})
     shutil.rmtree(BASE / "agent")
-    etcd.begin_anew()
+    etcd.replace_cluster()
 
 
 def desire(etcd: PrivateEtcd, path: str, generation: int, spec: dict[str, Any] | None) -> int:
@@ -162,6 +162,6 @@ def test_nothing_goes_with_a_lost_prefix_an_old_copy_or_another_cluster(
     until("the removal is done", lambda: set(states(agent)) == {"nic2", "nic3"})
     until("the others are unlisted", lambda: summary(etcd)["counts"].get("unlisted") == 2)
 
-    etcd.begin_anew()
+    etcd.replace_cluster()
     until("the other cluster is refused", lambda: "cluster" in finding(agent))
     assert set(states(agent)) == {"nic2", "nic3"}

@@ -111,7 +111,7 @@ class PrivateEtcd(Running):
             run(["etcdctl", "snapshot", "restore", file, *made], env=_CTL)
         self.start()
 
-    def begin_anew(self) -> None:
+    def replace_cluster(self) -> None:
         """Lose all data: another cluster at the same addresses."""
         self.stop()
         self._epoch += 1

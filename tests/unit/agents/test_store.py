@@ -459,13 +459,13 @@ def test_a_store_of_before_the_fleet_becomes_one_of_this_version(path: Path) -> 
     old = Store(path)
     old.save([record("p1")])
     schema = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
-    wanted = [(name, "".join(sql.split())) for name, sql in old.database.sql.execute(schema)]
+    expected = [(name, "".join(sql.split())) for name, sql in old.database.sql.execute(schema)]
     old.database.sql.execute("DROP TABLE fleet")
     old.close()
     header(path, "user_version=1")
     store = Store(path)
     assert [r.port_id for r in store.records()] == ["p1"] and store.fleet.known == {}
-    assert [(name, "".join(sql.split())) for name, sql in store.database.sql.execute(schema)] == wanted
+    assert [(name, "".join(sql.split())) for name, sql in store.database.sql.execute(schema)] == expected
     store.close()
 
 

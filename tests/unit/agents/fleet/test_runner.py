@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agents.api.audit import AuditLog
 from agents.api.roles import BodyRules, Role
 from agents.fleet import carry, runner
 from agents.fleet.runner import Fleet
@@ -51,7 +52,8 @@ async def following(
 ) -> AsyncIterator[Fleet]:
     monkeypatch.setattr(runner, "Etcd", lambda *_: Client(etcd))
     rules = BodyRules((), host.service.ports.moved_by)
-    fleet = Fleet(settings(role), host.service, host.store, rules, host.shared.supervisor)
+    audit = AuditLog(None)
+    fleet = Fleet(settings(role), host.service, host.store, rules, audit, host.shared.supervisor)
     task = asyncio.create_task(fleet.keep())
     try:
         yield fleet
@@ -60,6 +62,7 @@ async def following(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        audit.close()
 
 
 async def until(condition: Callable[[], Any]) -> Any:
@@ -356,7 +359,7 @@ def test_wrong_options_are_sentences(changed: dict[str, Any], message: str) -> N
         FleetSettings.read(conf)
 
 
-def test_the_client_overrides_when_it_is_told_to(running: Agent, client: ApiClient) -> None:
+def test_the_client_overrides_when_it_is_requested(running: Agent, client: ApiClient) -> None:
     port = client.put_port("p1", PortSpec.model_validate(spec(1)))
     fleet = running.store.fleet
     known = carry.Known(3, "v", "t")
