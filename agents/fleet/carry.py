@@ -102,21 +102,27 @@ class Carrier:
             await asyncio.gather(*map(self._one, group))
 
     async def _one(self, step: Step) -> None:
-        ref = step.ref
+        ref, status = step.ref, 204 if step.spec is None else 200
+        if self.open.get(ref) is not step:
+            self._busy.discard(ref)
+            return
         try:
-            if self.open.get(ref) is step:
-                await self._audited(step)
-                self._done[ref] = replace(step.known, tag=tag_of(current_spec(self._store, ref)))
-                self.faults.pop(ref, None)
+            await self._carried_out(step)
         except Exception as error:
-            self._failed(step, as_host_error(error, "fleet"))
+            wrong = as_host_error(error, "fleet")
+            status = wrong.status
+            self._failed(step, wrong)
         else:
-            self._tries.pop(ref, None)
+            self._done[ref] = replace(step.known, tag=tag_of(current_spec(self._store, ref)))
             if self.open.get(ref) is step:
                 del self.open[ref]
+                self.faults.pop(ref, None)
         finally:
             self._busy.discard(ref)
             self._work.set()
+        method = "DELETE" if step.spec is None else "PUT"
+        path = f"/v1/{ref.kind}s/{ref.id}"
+        await self._audit.of_fleet(method, path, status, step.known.generation, step.revision)
 
     def _failed(self, step: Step, error: NetpluginError) -> None:
         LOG.warning("fleet: %s: %s", step.ref, error)
@@ -145,17 +151,6 @@ class Carrier:
             self._done = done | self._done
             asyncio.get_running_loop().call_later(_FIRST_S, self._work.set)
         self._when_changed()
-
-    async def _audited(self, step: Step) -> None:
-        method, status = ("DELETE", 204) if step.spec is None else ("PUT", 200)
-        try:
-            await self._carried_out(step)
-        except NetpluginError as error:
-            status = error.status
-            raise
-        finally:
-            path = f"/v1/{step.ref.kind}s/{step.ref.id}"
-            await self._audit.of_fleet(method, path, status, step.known.generation, step.revision)
 
     async def _carried_out(self, step: Step) -> None:
         """Raises: what a PUT or a DELETE of the API raises."""

@@ -1,8 +1,8 @@
 """What to do with what was read of etcd, or watched (pure).
 
-Nothing is removed but by a value that requests it, of a generation above that which the host has carried out, for
-an object that the fleet has made here. A key that is missing, a value that cannot be read, another cluster or
-an older revision remove nothing.
+Nothing is removed but by a value that requests it, of a generation above that which the host has carried
+out, for an object that the fleet has made here. A key that is missing, a value that cannot be read, another
+cluster or an older revision remove nothing.
 """
 
 from __future__ import annotations

@@ -99,6 +99,8 @@ class Fleet:
 
     async def leave(self) -> None:
         """Give the name of the host free at once, as the agent ends."""
+        if not self._lease:
+            return
         etcd = Etcd(self._endpoints, self._credentials)
         with suppress(NetpluginError, TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
@@ -130,21 +132,18 @@ class Fleet:
     async def _claim_name(self, etcd: Etcd, lease: int) -> None:
         """Write ``alive/<host>``. Raises: Conflict while another agent has the name."""
         key = values.alive_key(self._host)
-        there = (await etcd.read(key)).items
         mine = Alive(identity=self._store.identity, version=self._version)
-        if there:
-            with suppress(ValueError):
-                other = Alive.model_validate_json(there[0].value)
-                if other.identity != mine.identity:
-                    raise Conflict(
-                        f"another agent is in the fleet as host {self._host} (store {other.identity})",
-                        step="fleet",
-                        fix="give each host a name of its own in [fleet] host; the name of an agent that has "
-                        f"ended is free after {LEASE_S} s",
-                    )
-        known = {key: there[0].mod_revision if there else 0}
-        if await etcd.change({key: mine.model_dump_json().encode()}, unchanged=known, lease=lease) is None:
-            raise Conflict(f"another agent took the host name {self._host} just now", step="fleet")
+        found = (await etcd.read(key)).items
+        other, revision = (found[0].value, found[0].mod_revision) if found else (b"", 0)
+        is_free = not other or mine.identity.encode() in other
+        value = {key: mine.model_dump_json().encode()}
+        if not is_free or await etcd.change(value, unchanged={key: revision}, lease=lease) is None:
+            raise Conflict(
+                f"another agent is in the fleet as host {self._host}: {other[:200]!r}",
+                step="fleet",
+                fix="give each host its own name in [fleet] host; that of an agent that has ended is free "
+                f"after {LEASE_S} s",
+            )
 
     async def _read(self, etcd: Etcd) -> tuple[int, NetpluginError | None]:
         """Read the range and plan. Returns its revision, and why nothing of it counts."""
@@ -191,7 +190,6 @@ class Fleet:
         self._faults |= plan.faults
         self._waiting |= plan.waiting
         self._unlisted |= plan.unlisted
-        self._carrier.drop(plan.faults)
         self._carrier.want(plan.steps)
         self._changed.set()
 

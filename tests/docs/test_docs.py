@@ -379,7 +379,9 @@ def test_the_metrics_are_all_there(tmp_path: Path) -> None:
         "watch_vfs": lambda: [PortCounters("nic1", "0000:03:10.1", VfCounters())],
         "watch_credentials": lambda: False,
     }
-    assert {name for name in vars(Metrics) if name.startswith("watch_")} == watched.keys()
+    metrics.watch_fleet(lambda: True, lambda: {"owned": 1})
+    known = {*watched, "watch_fleet"}
+    assert {name for name in vars(Metrics) if name.startswith("watch_")} == known
     for name, read in watched.items():
         getattr(metrics, name)(read)
     text = metrics.render().decode()

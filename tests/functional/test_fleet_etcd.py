@@ -192,34 +192,39 @@ def test_a_lease_takes_its_keys_with_it(etcd: PrivateEtcd) -> None:
     run(work())
 
 
-def test_a_user_reads_and_writes_what_its_role_has(tmp_path: Path) -> None:
+def test_a_host_that_is_taken_over_has_its_own_keys_alone(tmp_path: Path) -> None:
+    root = "/netplugin/v1"
     with PrivateEtcd(tmp_path / "roles") as etcd:
-        for words in (
-            "user add root --no-password",
-            "role add root",
-            "user grant-role root root",
-            "user add agent --no-password",
-            "user grant-role agent root",
-            "user add host-1 --no-password",
-            "role add host-1",
-            "role grant-permission host-1 read /mine/ --prefix",
-            "user grant-role host-1 host-1",
-            "auth enable",
-        ):
-            etcd.ctl(*words.split())
+        etcd.enable_auth("h1", "h2")
+        etcd.put(f"{root}/desired/h2/port/p1", {})
 
         async def work() -> None:
-            async with client(etcd, user="host-1") as made:
-                revision = (await made.read("/mine/")).revision
-                for asked in (made.read("/others/"), made.change({"/mine/a": b""}), made.read("/")):
+            async with client(etcd, user="h1") as made:
+                revision = (await made.read(f"{root}/desired/h1/")).revision
+                await made.read(f"{root}/accepted")
+                await made.change({f"{root}/reported/h1/summary": b"{}"})
+                lease = await made.grant(60)
+                await made.change({f"{root}/alive/h1": b"{}"}, lease=lease)
+                await made.revoke(lease)
+                for asked in (
+                    made.read(f"{root}/desired/h2/"),
+                    made.read(f"{root}/desired/"),
+                    made.read(f"{root}/reported/h2/"),
+                    made.change({f"{root}/desired/h1/port/p1": b"{}"}),
+                    made.change({f"{root}/reported/h2/summary": b"{}"}),
+                    made.change({f"{root}/reported/h10/summary": b"{}"}),
+                    made.change({f"{root}/alive/h2": b"{}"}),
+                    made.change({f"{root}/accepted": b"{}"}),
+                    made.change({}, delete=[f"{root}/desired/h2/port/p1"]),
+                ):
                     with pytest.raises(EtcdForbidden):
                         await asked
                 with pytest.raises(EtcdForbidden):
-                    async for _ in made.watch("/others/", revision):
+                    async for _ in made.watch(f"{root}/desired/h2/", revision):
                         pass
             async with client(etcd, user="nobody") as made:
                 with pytest.raises(EtcdForbidden):
-                    await made.read("/mine/")
+                    await made.read(f"{root}/desired/h1/")
 
         run(work())
 

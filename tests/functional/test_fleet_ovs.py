@@ -25,6 +25,7 @@ DEADLINE_S = 20.0
 def etcd() -> Iterator[PrivateEtcd]:
     directory = BASE / "etcd"
     with PrivateEtcd(directory) as private:
+        private.enable_auth(HOST)
         yield private
     shutil.rmtree(directory)
 
@@ -47,6 +48,7 @@ def agent(ovs: PrivateOvs, etcd: PrivateEtcd) -> Iterator[PrivateAgent]:
             private.call("POST", "/v1/ports:batch", {"delete": ids, "override": True})
     shutil.rmtree(BASE / "agent")
     etcd.replace_cluster()
+    etcd.enable_auth(HOST)
 
 
 def desire(etcd: PrivateEtcd, path: str, generation: int, spec: dict[str, Any] | None) -> int:

@@ -97,6 +97,23 @@ class PrivateEtcd(Running):
 
     # -- what operators do -----------------------------------------------------------------------
 
+    def enable_auth(self, *hosts: str) -> None:
+        """Users and roles as docs/fleet.md has them for these hosts; ``etcdctl`` here is root's."""
+        for host in hosts:
+            for words in ("user add {} --no-password", "role add {}", "user grant-role {} {}"):
+                self.ctl(*words.replace("{}", host).split())
+            for permission in permissions(host):
+                self.ctl("role", "grant-permission", host, *permission)
+        for words in (
+            "user add root --no-password",
+            "role add root",
+            "user grant-role root root",
+            "user add agent --no-password",
+            "user grant-role agent root",
+            "auth enable",
+        ):
+            self.ctl(*words.split())
+
     def backup(self, file: Path) -> None:
         cert, key = self.pki.agent, self.pki.agent_key
         tls = ["--cacert", self.pki.ca, "--cert", cert, "--key", key]
@@ -140,6 +157,18 @@ class PrivateEtcd(Running):
         for name, value in self._options.items():
             command += [f"--{name}", value]
         return command
+
+
+def permissions(host: str) -> list[list[str]]:
+    """Of the role of a host: what it reads and writes, as ``etcdctl role grant-permission`` takes it."""
+    root = "/netplugin/v1"
+    return [
+        ["read", f"{root}/desired/{host}/", "--prefix"],
+        ["readwrite", f"{root}/reported/{host}/", "--prefix"],
+        ["readwrite", f"{root}/alive/{host}"],
+        ["read", f"{root}/accepted"],
+        ["read", f"{root}/accepted/{host}"],
+    ]
 
 
 def _free_ports(number: int) -> Sequence[int]:
