@@ -53,7 +53,8 @@ class Carrier:
         self._waiting: set[Ref] = set()
         self._busy: set[Ref] = set()
         self._tries: dict[Ref, int] = {}
-        self._done: dict[Ref, Known] = {}
+        #: What is done and not committed yet.
+        self._done: dict[Ref, tuple[Step, Known]] = {}
         self._work = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -89,6 +90,7 @@ class Carrier:
         finally:
             for task in self._tasks:
                 task.cancel()
+            self._waiting |= self.open.keys()  # for who calls it again
 
     async def _batch(self, steps: list[Step]) -> None:
         """Networks before the ports that are on them, and removed after them."""
@@ -98,14 +100,17 @@ class Carrier:
             first = made.get(step.ref.kind, 2)
             return first if step.spec is not None else 4 - first
 
-        for _, group in groupby(sorted(steps, key=turn), key=turn):
-            await asyncio.gather(*map(self._one, group))
+        try:
+            for _, group in groupby(sorted(steps, key=turn), key=turn):
+                await asyncio.gather(*map(self._one, group))
+        finally:
+            self._busy -= {step.ref for step in steps}
+            self._work.set()
 
     async def _one(self, step: Step) -> None:
         ref, status = step.ref, 204 if step.spec is None else 200
         if self.open.get(ref) is not step:
-            self._busy.discard(ref)
-            return
+            return  # another has come since
         try:
             await self._carried_out(step)
         except Exception as error:
@@ -113,13 +118,10 @@ class Carrier:
             status = wrong.status
             self._failed(step, wrong)
         else:
-            self._done[ref] = replace(step.known, tag=tag_of(current_spec(self._store, ref)))
-            if self.open.get(ref) is step:
-                del self.open[ref]
-                self.faults.pop(ref, None)
-        finally:
-            self._busy.discard(ref)
-            self._work.set()
+            tag = tag_of(current_spec(self._store, ref))
+            self._done[ref] = step, replace(step.known, tag=tag)
+        self._busy.discard(ref)
+        self._work.set()
         method = "DELETE" if step.spec is None else "PUT"
         path = f"/v1/{ref.kind}s/{ref.id}"
         await self._audit.of_fleet(method, path, status, step.known.generation, step.revision)
@@ -145,11 +147,17 @@ class Carrier:
         if not done:
             return
         try:
-            await self._store.database.in_thread(self._store.fleet.save, None, done)
+            known = {ref: each for ref, (_, each) in done.items()}
+            await self._store.database.in_thread(self._store.fleet.save, None, known)
         except NetpluginError as refused:
             LOG.warning("fleet: %s", refused)
             self._done = done | self._done
             asyncio.get_running_loop().call_later(_FIRST_S, self._work.set)
+            return
+        for ref, (step, _) in done.items():
+            if self.open.get(ref) is step:
+                del self.open[ref]
+                self.faults.pop(ref, None)
         self._when_changed()
 
     async def _carried_out(self, step: Step) -> None:
@@ -176,7 +184,7 @@ class Carrier:
 
     def _owns(self, ref: Ref) -> bool:
         """Whether the fleet has made the object: what it has failed to make may be another's."""
-        known = self._done.get(ref) or self._store.fleet.known.get(ref)
+        known = self._done[ref][1] if ref in self._done else self._store.fleet.known.get(ref)
         return known is not None and known.is_owned
 
     def _require_role(self, spec: Spec) -> None:

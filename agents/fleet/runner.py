@@ -159,7 +159,10 @@ class Fleet:
         self._carrier.drop([*self._carrier.open, *self._carrier.faults])
         self._faults, self._waiting, self._unlisted = {}, frozenset(), frozenset()
         self._seen = max((item.revision for item in items.values()), default=0)
-        await self._take(plan)
+        fleet = self._store.fleet
+        save = partial(fleet.save, plan.memory, gone=plan.gone, forget_generations=plan.forget_generations)
+        await self._store.database.in_thread(save)
+        self._take(plan)
         return snapshot.revision, None
 
     async def _watch(self, etcd: Etcd, revision: int) -> None:
@@ -179,14 +182,14 @@ class Fleet:
             self._waiting -= concerned
             self._unlisted -= concerned
             self._seen = max(self._seen, seen)
-            await self._take(plan)
+            # On the disk with what is carried out: a revision that is older there hides no change.
+            self._store.fleet.memory = plan.memory
+            if plan.gone:
+                await self._store.database.in_thread(self._store.fleet.save, gone=plan.gone)
+            self._take(plan)
 
-    async def _take(self, plan: Plan) -> None:
-        """Remember what was seen, and have the steps carried out."""
-        save = partial(
-            self._store.fleet.save, plan.memory, gone=plan.gone, forget_generations=plan.forget_generations
-        )
-        await self._store.database.in_thread(save)
+    def _take(self, plan: Plan) -> None:
+        """Have the steps carried out."""
         self._faults |= plan.faults
         self._waiting |= plan.waiting
         self._unlisted |= plan.unlisted

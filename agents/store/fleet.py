@@ -50,6 +50,7 @@ class FleetStore:
 
     def __init__(self, database: Database, set_aside: SetAside) -> None:
         self._database = database
+        self._set_aside = set_aside
         #: Whether the fleet of the options owns what it has made here.
         self.is_on = False
         row = database.sql.execute("SELECT value FROM meta WHERE key = 'fleet'").fetchone()
@@ -94,6 +95,9 @@ class FleetStore:
                 sql.executemany(
                     "DELETE FROM fleet WHERE kind = ? AND id = ?", [(r.kind.value, r.id) for r in gone]
                 )
+                for ref in changed:
+                    self._set_aside.forget(_TABLE, ref.id)
+            self._set_aside.forgotten(_TABLE, [ref.id for ref in changed])
             self.memory, self.known = memory, after
 
     def require_free(self, kind: Kind, id: str, condition: Condition) -> None:

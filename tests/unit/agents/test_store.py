@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from agents.store import database
+from agents.store.fleet import Known, Memory
 from agents.store.port_table import ClaimMoves, Record
 from agents.store.store import Store
 from agents.store.task_journal import JournalledTask
@@ -28,6 +29,7 @@ from netplugin.api.models import NetworkSpec, PortSpec, PortState
 from netplugin.api.physical_models import OvsUplinkSpec, PhysicalNetworkSpec
 from netplugin.api.task_models import TaskState
 from netplugin.backend import NOBODY, Claim
+from netplugin.fleet.names import Kind, Ref
 from tests.unit.agent import SPEC
 
 DEADLINE_S = 90.0
@@ -466,6 +468,26 @@ def test_a_store_of_before_the_fleet_becomes_one_of_this_version(path: Path) -> 
     store = Store(path)
     assert [r.port_id for r in store.records()] == ["p1"] and store.fleet.known == {}
     assert [(name, "".join(sql.split())) for name, sql in store.database.sql.execute(schema)] == expected
+    store.close()
+
+
+def test_what_a_fleet_has_made_is_remembered_and_an_unreadable_row_is_set_aside(path: Path) -> None:
+    good, bad = Ref(Kind.PORT, "good"), Ref(Kind.NETWORK, "bad")
+    store = Store(path)
+    memory = Memory("c0ffee", 7, accepted=2, accepted_revision=5)
+    store.fleet.save(memory, {good: Known(3, "value", "tag"), bad: Known(4, "value")})
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE fleet SET generation = 'none' WHERE id = 'bad'")
+        db.commit()
+    store = Store(path)
+    assert store.fleet.memory == memory and store.fleet.known == {good: Known(3, "value", "tag")}
+    assert [aside.key for aside in store.set_aside.all()] == ["bad"]
+    store.fleet.save(known={bad: Known(5, "")})
+    store.fleet.save(gone=frozenset({good}))
+    store.close()
+    store = Store(path)
+    assert store.fleet.known == {bad: Known(5, "")} and store.set_aside.all() == []
     store.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -144,6 +145,38 @@ def test_a_port_that_the_host_refuses_is_reported_and_tried_again(
             refuses = False
             await until(lambda: not etcd.under(f"{REPORTED}/port/"))
             assert set(running.host.ports) == {"p1", "p2"}
+
+    run(work())
+
+
+def test_the_last_of_several_changes_counts_while_the_host_is_slow(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, free = threading.Event(), threading.Event()
+
+    def apply(change: Any) -> None:
+        if "p1" in change.ports:
+            entered.set()
+            assert free.wait(DEADLINE_S)
+
+    running.host.on_apply = apply
+
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        async with following(running, etcd, monkeypatch) as fleet:
+            await until(lambda: fleet.connected)
+            await desire(etcd, "port/p1", 1, spec(1))
+            await until(entered.is_set)
+            await desire(etcd, "port/p1", 2, spec(1, qos={"egress_kbps": 5}))
+            await desire(etcd, "port/p1", 1, spec(1))  # of a writer that is late
+            await desire(etcd, "port/p1", 3, spec(1, qos={"egress_kbps": 7}))
+            written = await desire(etcd, "port/p2", 1, spec(2))
+            await until(lambda: len(fleet._carrier.open) == 2)
+            assert summary(etcd)["revision"] < written
+            free.set()
+            await until(lambda: summary(etcd)["revision"] >= written)
+            assert running.host.ports["p1"].qos.egress_kbps == 7 and "p2" in running.host.ports
+            assert {known.generation for known in running.store.fleet.known.values()} == {3, 1}
 
     run(work())
 
