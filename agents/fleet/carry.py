@@ -14,13 +14,13 @@ from agents.fleet.plan import Step
 from agents.service import Service
 from agents.store.fleet import Known
 from agents.store.store import Store
-from netplugin.api.conditions import Condition, intent_tag
+from netplugin.api.conditions import Condition
 from netplugin.api.errors import Forbidden, NetpluginError, as_host_error
 from netplugin.api.models import NetworkSpec, PortSpec, PortState
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.api.service_models import ServicePortSpec
 from netplugin.fleet.names import Kind, Ref
-from netplugin.fleet.values import Spec
+from netplugin.fleet.values import Spec, digest_of
 
 LOG = logging.getLogger(__name__)
 # The fleet may change what it has made.
@@ -118,7 +118,7 @@ class Carrier:
             status = wrong.status
             self._failed(step, wrong)
         else:
-            tag = tag_of(current_spec(self._store, ref))
+            tag = digest_of(current_spec(self._store, ref))
             self._done[ref] = step, replace(step.known, tag=tag)
         self._busy.discard(ref)
         self._work.set()
@@ -213,7 +213,3 @@ def current_spec(store: Store, ref: Ref) -> Spec | None:
         network = store.network(ref.id)
         return None if network is None else network.spec
     return store.physical_networks.all().get(ref.id)
-
-
-def tag_of(spec: Spec | None) -> str:
-    return "" if spec is None else intent_tag(spec)

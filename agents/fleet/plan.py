@@ -36,6 +36,15 @@ class Reading:
     revision: int
     items: Mapping[Ref, Item]
     acceptances: tuple[tuple[Acceptance, int], ...] = ()
+    #: The revision of the host's own summary there; 0: there is none.
+    reported: int = 0
+
+    def is_older_than(self, memory: Memory) -> bool:
+        """Whether this is an older copy of what the host has seen, however far that has come since."""
+        if self.cluster != memory.cluster:
+            return False
+        went_back = self.revision < memory.revision or 0 < self.reported < memory.reported
+        return went_back or memory.went_back
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,7 @@ def _accepted(memory: Memory, reading: Reading) -> tuple[Memory, bool]:
     Raises: Conflict.
     """
     here = [(each, wrote) for each, wrote in reading.acceptances if each.cluster == reading.cluster]
-    is_back = reading.cluster != memory.cluster or reading.revision < memory.revision
+    is_back = reading.cluster != memory.cluster or reading.is_older_than(memory)
     afresh = is_back and memory.cluster != ""
     if afresh:
         here = [
@@ -155,7 +164,7 @@ def _accepted(memory: Memory, reading: Reading) -> tuple[Memory, bool]:
             raise _refused(memory, reading)
     after = replace(memory, cluster=reading.cluster, revision=reading.revision)
     if afresh:
-        after = replace(after, accepted_revision=0)
+        after = replace(after, accepted_revision=0, reported=0, went_back=False)
     for each, wrote in here:
         if each.number > after.accepted:
             up_to = min(each.revision, wrote)
@@ -171,7 +180,7 @@ def _passes(memory: Memory, item: Item) -> bool:
 
 def _refused(memory: Memory, reading: Reading) -> Conflict:
     if reading.cluster == memory.cluster:
-        what = f"etcd is at revision {reading.revision}, and was at {memory.revision}: an older copy"
+        what = f"etcd is an older copy: at revision {reading.revision} now, and at {memory.revision} before"
     else:
         what = f"this is cluster {reading.cluster}, and the host was at {memory.cluster} before"
     fix = f"correct [fleet] endpoints; or let it count: netplugin fleet accept --revision {reading.revision}"

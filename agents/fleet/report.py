@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from agents.fleet.carry import current_spec, tag_of
+from agents.fleet.carry import current_spec
 from agents.store.fleet import Known
 from agents.store.store import Store
 from netplugin.api.conditions import digest
 from netplugin.api.errors import NetpluginError, Problem
 from netplugin.api.models import PortState
 from netplugin.fleet.names import Kind, Ref
-from netplugin.fleet.values import Fault, Spec, reported_prefix
+from netplugin.fleet.values import Fault, Spec, digest_of, reported_prefix
 
 # Objects that are reported one by one; the summary has the numbers of all. A thousand hosts that lose their
 # keys at once would fill etcd otherwise.
@@ -31,7 +31,7 @@ class Tags:
         spec = current_spec(self._store, ref)
         found = self._found.get(ref)
         if found is None or found[0] is not spec:
-            found = self._found[ref] = (spec, tag_of(spec))
+            found = self._found[ref] = (spec, digest_of(spec))
         return found[1]
 
 
@@ -78,7 +78,7 @@ def counts_of(known: Mapping[Ref, Known], open_steps: int, faults: Mapping[Ref, 
     return {"owned": sum(each.is_owned for each in known.values()), "open": open_steps, **counts}
 
 
-def digest_of(known: Mapping[Ref, Known]) -> str:
+def generations_digest(known: Mapping[Ref, Known]) -> str:
     """Of the generations that were carried out: equal on the writer's side if nothing is missing."""
     return digest(*(f"{ref} {each.generation}" for ref, each in sorted(known.items()) if each.is_owned))
 

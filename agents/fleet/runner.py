@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -15,7 +16,7 @@ from agents.api.audit import AuditLog
 from agents.api.roles import BodyRules
 from agents.fleet.carry import Carrier
 from agents.fleet.plan import Item, Plan, Reading, plan_read, plan_watched
-from agents.fleet.report import Tags, counts_of, digest_of, faults_of, keys_of
+from agents.fleet.report import Tags, counts_of, faults_of, generations_digest, keys_of
 from agents.fleet.settings import FleetSettings
 from agents.service import Service
 from agents.store.store import Store
@@ -54,6 +55,7 @@ class Fleet:
         supervisor: Supervisor,
     ) -> None:
         self._host = settings.host
+        self._summary_key = values.summary_key(settings.host)
         self._store = store
         self._service = service
         self._supervisor = supervisor
@@ -116,8 +118,10 @@ class Fleet:
         try:
             self._lease = lease = self._lease or await etcd.grant(LEASE_S)
             await self._claim_name(etcd, lease)
-            written = {kv.key: kv.value for kv in (await etcd.read(values.reported_prefix(self._host))).items}
-            revision, refused = await self._read(etcd)
+            reports = (await etcd.read(values.reported_prefix(self._host))).items
+            written = {kv.key: kv.value for kv in reports}
+            summary = next((kv.mod_revision for kv in reports if kv.key == self._summary_key), 0)
+            revision, refused = await self._read(etcd, summary)
             self.refused, self.connected = refused, refused is None
             work = [etcd.keep(lease, LEASE_S), self._report(etcd, written), self._until_accepted(etcd)]
             if refused is None:
@@ -145,21 +149,24 @@ class Fleet:
                 f"after {LEASE_S} s",
             )
 
-    async def _read(self, etcd: Etcd) -> tuple[int, NetpluginError | None]:
+    async def _read(self, etcd: Etcd, summary: int) -> tuple[int, NetpluginError | None]:
         """Read the range and plan. Returns its revision, and why nothing of it counts."""
         accepted = await self._acceptances(etcd)
         prefix = values.desired_prefix(self._host)
         snapshot = await etcd.read(prefix)
         items = await self._service.off_loop.compute(_items, snapshot.items, prefix)
-        reading = Reading(values.cluster_name(snapshot.cluster_id), snapshot.revision, items, accepted)
+        cluster = values.cluster_name(snapshot.cluster_id)
+        reading = Reading(cluster, snapshot.revision, items, accepted, summary)
+        fleet = self._store.fleet
         try:
-            plan = plan_read(self._store.fleet.memory, self._store.fleet.known, reading)
+            plan = plan_read(fleet.memory, fleet.known, reading)
         except NetpluginError as refused:
+            if reading.is_older_than(fleet.memory):  # it will come to higher revisions
+                await self._store.database.in_thread(fleet.save, replace(fleet.memory, went_back=True))
             return snapshot.revision, refused
         self._carrier.drop([*self._carrier.open, *self._carrier.faults])
         self._faults, self._waiting, self._unlisted = {}, frozenset(), frozenset()
         self._seen = max((item.revision for item in items.values()), default=0)
-        fleet = self._store.fleet
         save = partial(fleet.save, plan.memory, gone=plan.gone, forget_generations=plan.forget_generations)
         await self._store.database.in_thread(save)
         self._take(plan)
@@ -253,12 +260,15 @@ class Fleet:
             put = {key: value for key, value in report.items() if written.get(key) != value}
             gone = [key for key in written if key not in report]
             # The summary last: whoever reads it finds the rest.
-            summary = values.summary_key(self._host)
-            names = [*gone, *(key for key in put if key != summary), *([summary] if summary in put else [])]
+            names = sorted([*gone, *put], key=lambda key: key == self._summary_key)
             for first in range(0, len(names), _OPS):
                 part = names[first : first + _OPS]
                 puts = {key: put[key] for key in part if key in put}
-                await etcd.change(puts, delete=[key for key in part if key not in put])
+                revision = await etcd.change(puts, delete=[key for key in part if key not in put])
+                if revision and self._summary_key in puts and self.connected:
+                    fleet = self._store.fleet
+                    fleet.memory = replace(fleet.memory, reported=revision)
+                    await self._store.database.in_thread(fleet.save)
             written = report
             with suppress(TimeoutError):
                 async with asyncio.timeout(_REPORT_S):
@@ -275,12 +285,12 @@ class Fleet:
             highest=fleet.memory.revision,
             accepted=fleet.memory.accepted,
             revision=min([self._seen, *(step.revision - 1 for step in open_steps)]),
-            digest=digest_of(fleet.known),
+            digest=generations_digest(fleet.known),
             counts=counts_of(fleet.known, len(open_steps), faults),
             refused=self.refused.problem() if self.refused else None,
         )
         keys = keys_of(self._host, faults)
-        return keys | {values.summary_key(self._host): summary.model_dump_json().encode()}
+        return keys | {self._summary_key: summary.model_dump_json().encode()}
 
 
 def _refs(prefix: str, keys: list[str]) -> list[Ref]:

@@ -20,13 +20,16 @@ class Memory:
     """The etcd as it was last seen: its cluster (empty: none yet) and the highest revision.
 
     ``accepted``: the highest number of an operator's acceptance that was read, whether it was needed or not;
-    ``accepted_revision``: up to where that one lets removals pass.
+    ``accepted_revision``: up to where that one lets removals pass. ``reported``: the revision of the host's
+    own last summary. ``went_back``: an older copy was seen, and no operator has accepted it.
     """
 
     cluster: str = ""
     revision: int = 0
     accepted: int = 0
     accepted_revision: int = 0
+    reported: int = 0
+    went_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +87,10 @@ class FleetStore:
                 after = {ref: replace(each, generation=0) for ref, each in after.items()}
             after = {ref: each for ref, each in (after | dict(known or {})).items() if ref not in gone}
             changed = {ref: each for ref, each in after.items() if self.known.get(ref) != each}
-            memory = memory or self.memory
+            now = memory or self.memory
             with self._database.transaction():
                 sql = self._database.sql
-                sql.execute("INSERT OR REPLACE INTO meta VALUES ('fleet', ?)", (json.dumps(asdict(memory)),))
+                sql.execute("INSERT OR REPLACE INTO meta VALUES ('fleet', ?)", (json.dumps(asdict(now)),))
                 sql.executemany(
                     "INSERT OR REPLACE INTO fleet VALUES (?, ?, ?, ?, ?)",
                     [(r.kind.value, r.id, k.generation, k.value, k.tag) for r, k in changed.items()],
@@ -98,7 +101,9 @@ class FleetStore:
                 for ref in changed:
                     self._set_aside.forget(_TABLE, ref.id)
             self._set_aside.forgotten(_TABLE, [ref.id for ref in changed])
-            self.memory, self.known = memory, after
+            self.known = after
+            if memory is not None:
+                self.memory = memory
 
     def require_free(self, kind: Kind, id: str, condition: Condition) -> None:
         """Refuse a local change of what the fleet has made, unless its caller overrides that.

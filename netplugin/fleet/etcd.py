@@ -242,8 +242,17 @@ class Etcd:
             error = explained(failed.code().name, failed.details() or "", step, member)
         except TimeoutError:
             error = EtcdUnavailable(f"{member} is silent", step=step, fix=LOOK)
-        except (grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError) as closed:
-            error = EtcdUnavailable(f"{member}: the connection is closed: {closed}", step=step, fix=LOOK)
+        except (
+            grpc.aio.UsageError,
+            grpc.aio.InternalError,
+            asyncio.InvalidStateError,
+            asyncio.CancelledError,
+        ):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # gRPC cancels the other calls of a connection that is closed.
+            error = EtcdUnavailable(f"{member}: the connection is closed", step=step, fix=LOOK)
         if isinstance(error, EtcdUnavailable) and channel is self._channel:
             self._endpoints = [*self._endpoints[1:], member]
             await self.close()

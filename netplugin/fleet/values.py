@@ -49,8 +49,7 @@ class Desired(Value, Generic[S]):
 
     @property
     def digest(self) -> str:
-        """A digest of the spec; empty for one that is deleted."""
-        return "" if self.spec is None else digest(self.spec.model_dump_json())
+        return digest_of(self.spec)
 
 
 AnyDesired: TypeAlias = (
@@ -114,6 +113,11 @@ class Fault(_Written):
     state: str
     generation: Number = 0
     error: Problem | None = None
+
+
+def digest_of(spec: Spec | None) -> str:
+    """Empty for none. A newer version, whose models have more fields with defaults, computes the same."""
+    return "" if spec is None else digest(spec.model_dump_json(exclude_defaults=True))
 
 
 def desired_prefix(host: str) -> str:

@@ -174,6 +174,28 @@ def test_a_silent_connection_is_noticed(etcd: PrivateEtcd, monkeypatch: pytest.M
         etcd.members[0].resume()
 
 
+def test_what_goes_on_when_a_connection_is_closed_ends_with_an_error(etcd: PrivateEtcd) -> None:
+    """Not as cancelled, as gRPC has it: the task would end with that, and nobody follow etcd any more."""
+
+    async def work() -> None:
+        async with client(etcd) as made:
+            watching = aiter(made.watch("/closed/", (await made.read("/closed/")).revision))
+            keeping = asyncio.ensure_future(made.keep(await made.grant(60), 1))
+            following = asyncio.ensure_future(next_of(watching))
+            await asyncio.sleep(1)
+            await made.close()
+            for task in (keeping, following):
+                with pytest.raises(EtcdUnavailable):
+                    await task
+            await made.read("/closed/")  # by a new one
+
+    run(work())
+
+
+async def next_of(watching: AsyncIterator[tuple[KeyValue, ...]]) -> tuple[KeyValue, ...]:
+    return await anext(watching)
+
+
 def test_a_lease_takes_its_keys_with_it(etcd: PrivateEtcd) -> None:
     async def work() -> None:
         async with client(etcd) as made:
@@ -244,9 +266,6 @@ def test_a_full_database_is_reported_and_read(tmp_path: Path) -> None:
 
 def test_a_client_goes_on_with_the_members_that_are_left(tmp_path: Path) -> None:
     with PrivateEtcd(tmp_path / "three", members=3) as etcd:
-
-        async def next_of(watching: AsyncIterator[tuple[KeyValue, ...]]) -> tuple[KeyValue, ...]:
-            return await anext(watching)
 
         async def work() -> None:
             async with client(etcd, quiet_s=0.5) as made:

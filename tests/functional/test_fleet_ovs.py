@@ -13,7 +13,7 @@ from tests.functional.conftest import BASE, make_spec
 from tests.lab.agent import PrivateAgent
 from tests.lab.etcd import PrivateEtcd
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import wait_for
+from tests.lab.processes import tail_of, wait_for
 
 HOST = "host-1"
 DESIRED = f"/netplugin/v1/desired/{HOST}"
@@ -67,7 +67,7 @@ def summary(etcd: PrivateEtcd) -> dict[str, Any]:
 
 
 def until(what: str, condition: Any) -> Any:
-    return wait_for(condition, DEADLINE_S, what)
+    return wait_for(condition, DEADLINE_S, what, lambda: tail_of(BASE / "agent" / "agent.log", 60))
 
 
 def finding(agent: PrivateAgent) -> str:

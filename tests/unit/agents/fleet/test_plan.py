@@ -83,6 +83,16 @@ def test_what_is_carried_out_already_is_left() -> None:
     assert plan.steps == () and plan.faults == {} and plan.unlisted == frozenset()
 
 
+def test_a_newer_version_with_more_fields_takes_a_value_for_the_same() -> None:
+    value = put(10)
+    assert value.spec is not None
+    defaults = PortSpec.model_validate(value.spec.model_dump())  # as if the writer had named them all
+    plan = plan_read(
+        MEMORY, MANY, read(WHOLE | {ref("p01"): item(Desired[PortSpec](generation=10, spec=defaults))})
+    )
+    assert plan.steps == () and plan.faults == {}
+
+
 def test_a_higher_generation_changes_and_removes() -> None:
     items = {**WHOLE, ref("p01"): item(put(11, queues=2)), ref("p02"): item(removal(12))}
     plan = plan_read(MEMORY, MANY, read(items))
@@ -143,6 +153,22 @@ def test_a_step_back_and_another_cluster_are_refused(
 ) -> None:
     with pytest.raises(Conflict, match="nothing of it is carried out"):
         plan_read(MEMORY, MANY, read(items, cluster=cluster, revision=revision))
+
+
+def test_an_older_copy_that_has_grown_is_still_one() -> None:
+    """Found by the host's own summary, which it wrote at revision 900, and kept in mind from then on."""
+    memory = replace(MEMORY, reported=900)
+    grown = replace(read({each: item(removal(99)) for each in MANY}, revision=5000), reported=400)
+    assert grown.is_older_than(memory)
+    with pytest.raises(Conflict, match="older copy"):
+        plan_read(memory, MANY, grown)
+    with pytest.raises(Conflict, match="older copy"):
+        plan_read(replace(memory, went_back=True), MANY, replace(grown, reported=4000))
+    for reported in (0, 900, 901):  # deleted by hand, as it was, written before a crash
+        assert plan_read(memory, MANY, replace(read(WHOLE), reported=reported)).steps == ()
+    word = accept(1, 4999)
+    after = plan_read(replace(memory, went_back=True), MANY, replace(grown, acceptances=(word,))).memory
+    assert not after.went_back and after.reported == 0
 
 
 def test_an_operator_accepts_a_step_back() -> None:

@@ -322,6 +322,38 @@ def test_many_removals_that_are_read_wait_for_an_operator(
     run(work())
 
 
+def test_an_older_copy_is_refused_however_far_it_grows(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        await desire(etcd, "port/p1", 1, spec(1))
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: summary(etcd)["counts"].get("owned") == 1)
+            old, revision = dict(etcd.keys), etcd.revision
+            await desire(etcd, "port/p2", 1, spec(2))
+            await until(lambda: running.store.fleet.memory.reported > revision)
+            await until(lambda: len(running.host.ports) == 2)
+        etcd.keys, etcd.revision, etcd.leases = old, revision, {1: set()}
+        for number in range(100):
+            await etcd.put("/others", number)
+        await desire(etcd, "port/p1", 2)
+        for _ in range(2):  # and after a restart of the agent, which has reported there since
+            async with following(running, etcd, monkeypatch) as fleet:
+                await until(fleet.findings)
+                assert "older copy" in fleet.findings()[0].found and not fleet.connected
+                await until(lambda: (summary(etcd).get("refused") or {}).get("code") == "conflict")
+                assert set(running.host.ports) == {"p1", "p2"}
+        name = f"{etcd.cluster_id:x}"
+        word = {"number": 1, "cluster": name, "replaces": name, "revision": etcd.revision}
+        await etcd.put("/netplugin/v1/accepted", word)
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: summary(etcd)["counts"].get("unlisted") == 1)
+            assert set(running.host.ports) == {"p2"}
+
+    run(work())
+
+
 def test_a_thousand_lost_keys_are_few_keys_more(running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         etcd = MemoryEtcd()
