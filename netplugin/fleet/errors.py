@@ -64,6 +64,8 @@ _MEANINGS: tuple[tuple[str, str, type[EtcdError], str | None], ...] = (
     ("UNAVAILABLE", "", EtcdUnavailable, LOOK),
     ("DEADLINE_EXCEEDED", "", EtcdUnavailable, LOOK),
     ("CANCELLED", "", EtcdUnavailable, LOOK),
+    ("INTERNAL", "", EtcdUnavailable, LOOK),  # of gRPC: a write to a connection that has just ended
+    ("UNKNOWN", "Stream removed", EtcdUnavailable, LOOK),
     ("RESOURCE_EXHAUSTED", "", EtcdUnavailable, LOOK),
 )
 
