@@ -41,6 +41,7 @@ _PAGE, _LARGEST = 500, 8 << 20
 _OPTIONS = (("grpc.max_receive_message_length", _LARGEST), ("grpc.enable_http_proxy", 0))
 # A member that has lost the others ends a stream instead of keeping it without events.
 _REQUIRE_LEADER = (("hasleader", "true"),)
+_CLOSED = (grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError, asyncio.CancelledError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,12 +243,7 @@ class Etcd:
             error = explained(failed.code().name, failed.details() or "", step, member)
         except TimeoutError:
             error = EtcdUnavailable(f"{member} is silent", step=step, fix=LOOK)
-        except (
-            grpc.aio.UsageError,
-            grpc.aio.InternalError,
-            asyncio.InvalidStateError,
-            asyncio.CancelledError,
-        ):
+        except _CLOSED:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
