@@ -66,9 +66,7 @@ class Plan:
     faults: Mapping[Ref, NetpluginError] = field(default_factory=dict)
     #: The removals that wait for an acceptance.
     waiting: frozenset[Ref] = frozenset()
-    #: What the fleet has made and no key names any more: it stays.
-    unlisted: frozenset[Ref] = frozenset()
-    #: Removed objects whose keys have gone too.
+    #: Removed objects whose keys have gone too; what the fleet has made stays without a key.
     gone: frozenset[Ref] = frozenset()
     forget_generations: bool = False
 
@@ -120,9 +118,8 @@ def _plan(
             faults[ref] = refused
         else:
             steps += [step] if step else []
-    left = {ref: known[ref].is_owned for ref in missing if ref in known}
-    unlisted = frozenset(ref for ref, owned in left.items() if owned)
-    return Plan(memory, tuple(steps), faults, frozenset(), unlisted, frozenset(left) - unlisted)
+    gone = frozenset(ref for ref in missing if ref in known and not known[ref].is_owned)
+    return Plan(memory, tuple(steps), faults, gone=gone)
 
 
 def _step(ref: Ref, item: Item, known: Known | None) -> Step | None:

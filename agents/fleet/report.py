@@ -40,7 +40,7 @@ def faults_of(
     tags: Tags,
     errors: Mapping[Ref, NetpluginError],
     waiting: Collection[Ref],
-    unlisted: Collection[Ref],
+    listed: Collection[Ref] | None,
 ) -> dict[Ref, Fault]:
     """The objects that are not as desired, each with the first reason that holds."""
     found: dict[Ref, Fault] = {}
@@ -60,7 +60,7 @@ def faults_of(
         elif record is not None and record.state in _OFF:
             problem = _short(record.error) if record.error else None
             found[ref] = Fault(state=_OFF[record.state], generation=generation, error=problem)
-        elif ref in unlisted:
+        elif listed is not None and ref not in listed:
             found[ref] = Fault(state="unlisted", generation=generation)
     return found
 

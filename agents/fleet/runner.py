@@ -72,7 +72,8 @@ class Fleet:
         self.refused: NetpluginError | None = None
         self._faults: dict[Ref, NetpluginError] = {}
         self._waiting: frozenset[Ref] = frozenset()
-        self._unlisted: frozenset[Ref] = frozenset()
+        #: The objects that have a key; None while it is not known.
+        self._listed: frozenset[Ref] | None = None
         #: The revision up to which changes of this host's range were seen.
         self._seen = 0
         store.fleet.is_on = True
@@ -165,7 +166,7 @@ class Fleet:
                 await self._store.database.in_thread(fleet.save, replace(fleet.memory, went_back=True))
             return snapshot.revision, refused
         self._carrier.drop([*self._carrier.open, *self._carrier.faults])
-        self._faults, self._waiting, self._unlisted = {}, frozenset(), frozenset()
+        self._faults, self._waiting, self._listed = {}, frozenset(), frozenset(items)
         self._seen = max((item.revision for item in items.values()), default=0)
         save = partial(fleet.save, plan.memory, gone=plan.gone, forget_generations=plan.forget_generations)
         await self._store.database.in_thread(save)
@@ -187,7 +188,7 @@ class Fleet:
             plan = plan_watched(self._store.fleet.memory, self._known(), items, deleted, seen)
             self._faults = {ref: why for ref, why in self._faults.items() if ref not in concerned}
             self._waiting -= concerned
-            self._unlisted -= concerned
+            self._listed = ((self._listed or frozenset()) | items.keys()) - deleted
             self._seen = max(self._seen, seen)
             # On the disk with what is carried out: a revision that is older there hides no change.
             self._store.fleet.memory = plan.memory
@@ -199,7 +200,6 @@ class Fleet:
         """Have the steps carried out."""
         self._faults |= plan.faults
         self._waiting |= plan.waiting
-        self._unlisted |= plan.unlisted
         self._carrier.want(plan.steps)
         self._changed.set()
 
@@ -239,7 +239,7 @@ class Fleet:
 
     def faults(self) -> dict[Ref, Fault]:
         errors = {**self._faults, **self._carrier.faults}
-        return faults_of(self._store, self._tags, errors, self._waiting, self._unlisted)
+        return faults_of(self._store, self._tags, errors, self._waiting, self._listed)
 
     def counts(self) -> dict[str, int]:
         """For the metrics."""
