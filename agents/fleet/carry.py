@@ -12,7 +12,7 @@ from agents.api.audit import AuditLog
 from agents.api.roles import BodyRules, Role, of_port, of_service_port
 from agents.fleet.plan import Step
 from agents.service import Service
-from agents.store.fleet import Known
+from agents.store.fleet import CLAIM, Known
 from agents.store.store import Store
 from netplugin.api.conditions import Condition
 from netplugin.api.errors import Forbidden, NetpluginError, as_host_error
@@ -100,25 +100,43 @@ class Carrier:
             first = made.get(step.ref.kind, 2)
             return first if step.spec is not None else 4 - first
 
+        refs = {step.ref for step in steps}
         try:
+            await self._claim(steps)
             for _, group in groupby(sorted(steps, key=turn), key=turn):
                 await asyncio.gather(*map(self._one, group))
         finally:
-            self._busy -= {step.ref for step in steps}
+            self._busy -= refs
             self._work.set()
+
+    async def _claim(self, steps: list[Step]) -> None:
+        """Commit that these are the fleet's, before the host has them: the agent may be killed in between.
+
+        Not for what is there already: that is the fleet's once its value was carried out.
+        """
+        new = [s.ref for s in steps if s.spec is not None and not self._owns(s.ref)]
+        claims = {ref: CLAIM for ref in new if current_spec(self._store, ref) is None}
+        if not claims:
+            return
+        try:
+            await self._store.database.in_thread(self._store.fleet.save, None, claims)
+        except NetpluginError as refused:
+            for step in steps:
+                if step.ref in claims:
+                    self._failed(step, refused)
+            steps[:] = [step for step in steps if step.ref not in claims]
 
     async def _one(self, step: Step) -> None:
         ref, status = step.ref, 204 if step.spec is None else 200
         if self.open.get(ref) is not step:
             return  # another has come since
         try:
-            await self._carried_out(step)
+            tag = digest_of(await self._carried_out(step))
         except Exception as error:
             wrong = as_host_error(error, "fleet")
             status = wrong.status
             self._failed(step, wrong)
         else:
-            tag = digest_of(current_spec(self._store, ref))
             self._done[ref] = step, replace(step.known, tag=tag)
         self._busy.discard(ref)
         self._work.set()
@@ -160,20 +178,21 @@ class Carrier:
                 self.faults.pop(ref, None)
         self._when_changed()
 
-    async def _carried_out(self, step: Step) -> None:
-        """Raises: what a PUT or a DELETE of the API raises."""
+    async def _carried_out(self, step: Step) -> Spec | None:
+        """Returns the spec that the host has for it. Raises: what a PUT or a DELETE of the API raises."""
         id, spec, service = step.ref.id, step.spec, self._service
         if spec is not None:
             self._require_role(spec)
         if isinstance(spec, PortSpec):
-            await service.ports.put(id, spec, _FLEET)
-        elif isinstance(spec, ServicePortSpec):
-            await service.service_ports.put(id, spec, _FLEET)
-        elif isinstance(spec, NetworkSpec):
-            await service.networks.put(id, spec, _FLEET)
-        elif isinstance(spec, PhysicalNetworkSpec):
+            return (await service.ports.put(id, spec, _FLEET)).spec
+        if isinstance(spec, ServicePortSpec):
+            return (await service.service_ports.put(id, spec, _FLEET)).spec.as_port(id)
+        if isinstance(spec, NetworkSpec):
+            return (await service.networks.put(id, spec, _FLEET)).spec
+        if isinstance(spec, PhysicalNetworkSpec):
             await service.physical_networks.put(id, spec, _FLEET)
-        elif self._owns(step.ref):
+            return current_spec(self._store, step.ref)
+        if self._owns(step.ref):
             deletes = {
                 Kind.PORT: service.ports.delete,
                 Kind.SERVICE_PORT: service.service_ports.delete,
@@ -181,6 +200,7 @@ class Carrier:
                 Kind.PHYSICAL_NETWORK: service.physical_networks.delete,
             }
             await deletes[step.ref.kind](id, _FLEET)
+        return None
 
     def _owns(self, ref: Ref) -> bool:
         """Whether the fleet has made the object: what it has failed to make may be another's."""

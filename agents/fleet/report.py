@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from agents.fleet.carry import current_spec
-from agents.store.fleet import Known
+from agents.store.fleet import CLAIM, Known
 from agents.store.store import Store
 from netplugin.api.conditions import digest
 from netplugin.api.errors import NetpluginError, Problem
@@ -53,7 +53,7 @@ def faults_of(
         if error is not None:
             state = "waiting" if ref in waiting else "failed"
             found[ref] = Fault(state=state, generation=generation, error=_short(error.problem()))
-        elif at is None or not at.is_owned:
+        elif at is None or at == CLAIM or not at.is_owned:
             continue
         elif at.tag != tags.of(ref):
             found[ref] = Fault(state="overridden", generation=generation)
@@ -75,7 +75,8 @@ def counts_of(known: Mapping[Ref, Known], open_steps: int, faults: Mapping[Ref, 
     """How many objects the fleet has made here, and how many are in each state that is not as desired."""
     states = [fault.state for fault in faults.values()]
     counts = {state: states.count(state) for state in sorted(set(states))}
-    return {"owned": sum(each.is_owned for each in known.values()), "open": open_steps, **counts}
+    owned = sum(each.is_owned and each != CLAIM for each in known.values())
+    return {"owned": owned, "open": open_steps, **counts}
 
 
 def generations_digest(known: Mapping[Ref, Known]) -> str:

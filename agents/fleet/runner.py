@@ -14,11 +14,12 @@ from typing import Any
 
 from agents.api.audit import AuditLog
 from agents.api.roles import BodyRules
-from agents.fleet.carry import Carrier
+from agents.fleet.carry import Carrier, current_spec
 from agents.fleet.plan import Item, Plan, Reading, plan_read, plan_watched
 from agents.fleet.report import Tags, counts_of, faults_of, generations_digest, keys_of
 from agents.fleet.settings import FleetSettings
 from agents.service import Service
+from agents.store.fleet import CLAIM
 from agents.store.store import Store
 from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError
 from netplugin.api.models import Finding
@@ -168,7 +169,9 @@ class Fleet:
         self._carrier.drop([*self._carrier.open, *self._carrier.faults])
         self._faults, self._waiting, self._listed = {}, frozenset(), frozenset(items)
         self._seen = max((item.revision for item in items.values()), default=0)
-        save = partial(fleet.save, plan.memory, gone=plan.gone, forget_generations=plan.forget_generations)
+        never = [ref for ref, known in fleet.known.items() if known == CLAIM and ref not in items]
+        gone = plan.gone | {ref for ref in never if current_spec(self._store, ref) is None}
+        save = partial(fleet.save, plan.memory, gone=gone, forget_generations=plan.forget_generations)
         await self._store.database.in_thread(save)
         self._take(plan)
         return snapshot.revision, None

@@ -48,6 +48,10 @@ class Known:
         return self.value != ""
 
 
+#: Of an object that is about to be made: whatever becomes of it, the fleet may remove it.
+CLAIM = Known(0, "claimed")
+
+
 class FleetStore:
     """Any thread reads it from memory. Without a fleet in the options it refuses nobody."""
 

@@ -19,6 +19,7 @@ from agents.api.roles import BodyRules, Role
 from agents.fleet import carry, runner
 from agents.fleet.runner import Fleet
 from agents.fleet.settings import FleetSettings
+from agents.store.fleet import CLAIM, Known
 from netplugin import options
 from netplugin.api.batch_models import Batch, BatchPut, Retag
 from netplugin.api.client import Client as ApiClient
@@ -81,6 +82,11 @@ async def desire(etcd: MemoryEtcd, path: str, generation: int, spec: Any = None,
 def summary(etcd: MemoryEtcd) -> dict[str, Any]:
     found: dict[str, Any] = etcd.value(f"{REPORTED}/summary") or {"revision": -1, "counts": {}}
     return found
+
+
+def owned(running: Agent) -> int:
+    """What was carried out, beyond the claims."""
+    return sum(known.generation > 0 for known in running.store.fleet.known.values())
 
 
 def spec(number: int, **fields: Any) -> dict[str, Any]:
@@ -229,7 +235,7 @@ def test_what_the_fleet_has_made_is_changed_locally_by_those_who_mean_it(
         await desire(etcd, "port/p1", 1, spec(1))
         await desire(etcd, "network/net", 1, NETWORK)
         async with following(running, etcd, monkeypatch):
-            await until(lambda: len(running.store.fleet.known) == 2)
+            await until(lambda: owned(running) == 2)
             net = NetworkSpec.model_validate(NETWORK | {"vni": 7})
             for refused in (
                 ports.put("p1", other),
@@ -276,6 +282,52 @@ def test_a_removal_of_what_the_fleet_could_not_make_removes_nothing(
     run(work())
 
 
+def test_a_port_that_was_being_made_when_the_agent_was_killed_is_the_fleets(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its value may be a removal by then."""
+    saved, killed = running.store.fleet.save, False
+
+    def save(memory: Any = None, known: Any = None, **more: Any) -> None:
+        if not killed or known is None or CLAIM in known.values():
+            saved(memory, known, **more)
+
+    monkeypatch.setattr(running.store.fleet, "save", save)
+
+    async def work() -> None:
+        nonlocal killed
+        etcd = MemoryEtcd()
+        killed = True
+        async with following(running, etcd, monkeypatch):
+            await desire(etcd, "port/p1", 1, spec(1))
+            await until(lambda: "p1" in running.host.ports)
+        assert list(running.store.fleet.known.values()) == [CLAIM]
+        killed = False
+        await desire(etcd, "port/p1", 2)
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: running.host.ports == {})
+            await etcd.write([(f"{DESIRED}/port/p1", None)])
+            await until(lambda: running.store.fleet.known == {})
+
+    run(work())
+
+
+def test_a_claim_for_a_port_that_never_came_goes_with_its_key(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        await desire(etcd, "port/p1", 1, spec(1, network={"type": "vxlan", "network_id": "none"}))
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: etcd.value(f"{REPORTED}/port/p1"))
+            assert summary(etcd)["counts"]["owned"] == 0
+        await etcd.write([(f"{DESIRED}/port/p1", None)])
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: running.store.fleet.known == {})
+
+    run(work())
+
+
 def test_without_etcd_the_host_goes_on_and_merges_later(
     running: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +336,7 @@ def test_without_etcd_the_host_goes_on_and_merges_later(
         async with following(running, etcd, monkeypatch) as fleet:
             for number in range(3):
                 await desire(etcd, f"port/p{number}", 1, spec(number))
-            await until(lambda: len(running.store.fleet.known) == 3)
+            await until(lambda: owned(running) == 3)
             await etcd.fall()
             await until(lambda: not fleet.connected)
             assert "nobody listens" in fleet.findings()[0].found
@@ -306,7 +358,7 @@ def test_many_removals_that_are_read_wait_for_an_operator(
         for number in range(8):
             await desire(etcd, f"port/p{number}", 1, spec(number))
         async with following(running, etcd, monkeypatch):
-            await until(lambda: len(running.store.fleet.known) == 8)
+            await until(lambda: owned(running) == 8)
         for number in range(7):
             await desire(etcd, f"port/p{number}", 2)
         async with following(running, etcd, monkeypatch):
@@ -360,7 +412,7 @@ def test_a_thousand_lost_keys_are_few_keys_more(running: Agent, monkeypatch: pyt
         for number in range(100):
             await desire(etcd, f"port/p{number}", 1, spec(number))
         async with following(running, etcd, monkeypatch):
-            await until(lambda: len(running.store.fleet.known) == 100)
+            await until(lambda: owned(running) == 100)
             await etcd.write([(key, None) for key in etcd.under(f"{DESIRED}/")])
             await until(lambda: summary(etcd)["counts"].get("unlisted") == 100)
             assert len(etcd.under(f"{REPORTED}/")) == 65 and len(running.host.ports) == 100
@@ -427,7 +479,7 @@ def test_wrong_options_are_sentences(changed: dict[str, Any], message: str) -> N
 def test_the_client_overrides_when_it_is_requested(running: Agent, client: ApiClient) -> None:
     port = client.put_port("p1", PortSpec.model_validate(spec(1)))
     fleet = running.store.fleet
-    known = carry.Known(3, "v", "t")
+    known = Known(3, "v", "t")
     fleet.save(known={Ref(Kind.PORT, "p1"): known})
     fleet.is_on = True
     with pytest.raises(Conflict, match="generation 3"):
