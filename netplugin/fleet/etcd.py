@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,24 +100,25 @@ class Etcd:
         if channel is not None:
             await channel.close()
 
-    async def read(self, prefix: str, *, page: int = _PAGE) -> Snapshot:
+    async def read(self, prefix: str, *, page: int = _PAGE, keys_only: bool = False) -> Snapshot:
         """All keys with this prefix, which ends with /, or one key. Asks one member after the other.
 
-        Raises: EtcdError.
+        ``keys_only``: without the values. Raises: EtcdError.
         """
         for _ in self._endpoints[1:]:
             try:
-                return await self._read(prefix, page)
+                return await self._read(prefix, page, keys_only)
             except EtcdUnavailable:
                 continue
-        return await self._read(prefix, page)
+        return await self._read(prefix, page, keys_only)
 
-    async def _read(self, prefix: str, page: int) -> Snapshot:
-        start, end = _span(prefix)
+    async def _read(self, prefix: str, page: int, keys_only: bool) -> Snapshot:
+        start, end = span(prefix)
         items: list[KeyValue] = []
         cluster = revision = 0
         while True:
-            request = M.RangeRequest(key=start, range_end=end, limit=page, revision=revision)
+            words = {"limit": page, "revision": revision, "keys_only": keys_only}
+            request = M.RangeRequest(key=start, range_end=end, **words)
             try:
                 answer = await self._ask("KV/Range", request, M.RangeResponse)
             except TooLarge:
@@ -154,13 +155,13 @@ class Etcd:
         answer = await self._ask("KV/Txn", M.TxnRequest(compare=compares, success=ops), M.TxnResponse)
         return int(answer.header.revision) if answer.succeeded else None
 
-    async def watch(self, prefix: str, revision: int) -> AsyncIterator[tuple[KeyValue, ...]]:
+    async def watch(self, prefix: str, revision: int) -> AsyncGenerator[tuple[KeyValue, ...], None]:
         """The changes of keys with this prefix from a revision on, in order, until something may be missed.
 
         An empty tuple: etcd has answered that there are none. Raises: Compacted, EtcdUnavailable,
         EtcdForbidden.
         """
-        start, end = _span(prefix)
+        start, end = span(prefix)
         create = M.WatchCreate(key=start, range_end=end, start_revision=revision, fragment=True)
         progress = M.WatchRequest(progress_request=M.Nothing())
         async with self._stream("Watch/Watch", M.WatchResponse) as (write, read):
@@ -269,7 +270,7 @@ async def _silent() -> None:
     raise TimeoutError
 
 
-def _span(prefix: str) -> tuple[bytes, bytes | None]:
+def span(prefix: str) -> tuple[bytes, bytes | None]:
     """The first key with a prefix, and the first after all of them: 0 comes after /. None: one key; to etcd
     an end that is empty, and sent, is no end at all."""
     start = prefix.encode()

@@ -18,7 +18,7 @@ _TABLE = """
 Header: cluster_id 1 uint64, revision 3 int64
 KeyValue: key 1 bytes, mod_revision 3 int64, value 5 bytes
 Event: type 1 int32, kv 2 KeyValue
-RangeRequest: key 1 bytes, range_end 2 bytes, limit 3 int64, revision 4 int64
+RangeRequest: key 1 bytes, range_end 2 bytes, limit 3 int64, revision 4 int64, keys_only 8 bool
 RangeResponse: header 1 Header, kvs 2 *KeyValue, more 3 bool
 PutRequest: key 1 bytes, value 2 bytes, lease 3 int64
 DeleteRequest: key 1 bytes
@@ -35,6 +35,18 @@ LeaseGrantRequest: TTL 1 int64, ID 2 int64
 LeaseGrantResponse: header 1 Header, ID 2 int64, TTL 3 int64
 LeaseRequest: ID 1 int64
 LeaseKeepAliveResponse: header 1 Header, ID 2 int64, TTL 3 int64
+Permission: permType 1 int32, key 2 bytes, range_end 3 bytes
+UserOptions: no_password 1 bool
+UserAdd: name 1 string, options 3 UserOptions
+Named: name 1 string
+UserListResponse: users 2 *string
+UserGetResponse: roles 2 *string
+UserGrantRole: user 1 string, role 2 string
+RoleNamed: role 1 string
+RoleListResponse: roles 2 *string
+RoleGetResponse: perm 2 *Permission
+RoleGrantPermission: name 1 string, perm 2 Permission
+RoleRevokePermission: role 1 string, key 2 bytes, range_end 3 bytes
 """
 #: ``Compare.result`` and ``Compare.target``, and ``Event.type``.
 EQUAL, MOD, DELETE = 0, 2, 1

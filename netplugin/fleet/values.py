@@ -120,8 +120,17 @@ def digest_of(spec: Spec | None) -> str:
     return "" if spec is None else digest(spec.model_dump_json(exclude_defaults=True))
 
 
+def root(part: str = "") -> str:
+    """The prefix of all keys, or of those of all hosts in one part: desired, reported, alive, accepted."""
+    return f"{_ROOT}/{part}/" if part else f"{_ROOT}/"
+
+
 def desired_prefix(host: str) -> str:
     return f"{_ROOT}/desired/{host}/"
+
+
+def desired_key(host: str, ref: Ref) -> str:
+    return f"{desired_prefix(host)}{ref}"
 
 
 def reported_prefix(host: str) -> str:
@@ -136,6 +145,11 @@ def alive_key(host: str) -> str:
     return f"{_ROOT}/alive/{host}"
 
 
+def roll_key(ref: Ref) -> str:
+    """How far a change of this object has come, on all hosts."""
+    return f"{_ROOT}/roll/{ref}"
+
+
 def acceptance_keys(host: str) -> tuple[str, str]:
     """That of all hosts, and that of this one."""
     return f"{_ROOT}/accepted", f"{_ROOT}/accepted/{host}"
@@ -143,15 +157,16 @@ def acceptance_keys(host: str) -> tuple[str, str]:
 
 def parsed(ref: Ref, value: bytes) -> AnyDesired:
     """Raises: InvalidRequest."""
-    return _valid(_DESIRED[ref.kind], value)
+    return valid_value(_DESIRED[ref.kind], value)
 
 
 def acceptance(value: bytes) -> Acceptance:
     """Raises: InvalidRequest."""
-    return _valid(Acceptance, value)
+    return valid_value(Acceptance, value)
 
 
-def _valid(model: type[M], value: bytes) -> M:
+def valid_value(model: type[M], value: bytes) -> M:
+    """Raises: InvalidRequest."""
     if len(value) > _LARGEST:
         raise InvalidRequest.of_field("value", f"has {len(value)} bytes, of at most {_LARGEST}")
     try:
