@@ -44,6 +44,23 @@ class TooLarge(EtcdError):
     title = "An answer has more bytes than the client takes"
 
 
+class NotAsDesired(NetpluginError):
+    """An object, or what a host was to do for it; ``state`` is that of its ``Fault``."""
+
+    code = "not_as_desired"
+    status = 409
+    title = "The host reports that an object is not as desired"
+    state = "failed"
+
+
+class HostRefuses(NetpluginError):
+    """Nothing of what etcd has is carried out by this host, until an operator accepts it."""
+
+    code = "host_refuses"
+    status = 409
+    title = "The host does not follow this etcd"
+
+
 LOOK = "see whether the members of [fleet] endpoints run and reach each other: etcdctl endpoint health"
 _USER = "give the user of the certificate in [fleet] cert its role in etcd"
 #: By the status of gRPC and a part of its text, the first that fits: the error, and its fix.

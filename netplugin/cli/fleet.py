@@ -1,0 +1,347 @@
+"""The commands ``netplugin fleet ...``: a fleet's hosts by what etcd has of them, from any machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from netplugin.api.errors import InvalidRequest, NetpluginError, NotFound, Unsupported
+from netplugin.api.models import Finding
+from netplugin.cli import show
+from netplugin.fleet import values
+from netplugin.fleet.names import Ref
+from netplugin.fleet.reports import PORTS, Report, findings, refs, standing
+
+if TYPE_CHECKING:
+    from netplugin.fleet.writer import Writer, Written
+
+T = TypeVar("T")
+_Options = Mapping[str, dict[str, Any]]
+_OF_ETCD = {
+    "endpoints": "members of etcd as host:port, with commas between them",
+    "ca": "file with the CA of etcd",
+    "cert": "file with the client certificate, whose common name is the user of etcd",
+    "key": "file with the private key of the certificate",
+}
+_AS_DESIRED = ("verified", "removed")
+
+
+def _option(metavar: str, words: str, **more: Any) -> dict[str, Any]:
+    return {"metavar": metavar, "help": words, **more}
+
+
+def _flag(words: str) -> dict[str, Any]:
+    return {"action": "store_true", "help": words}
+
+
+def _list(metavar: str, words: str) -> dict[str, Any]:
+    return _option(metavar, f"{words}; may be given several times", action="append", default=[])
+
+
+_TIMEOUT = _option("SECONDS", "for each host (default: 300)", type=show.seconds, default=300.0)
+
+
+class _Fleet(show.Base):
+    """What all of these have: the options of etcd, and a connection."""
+
+    options: ClassVar[_Options] = {}
+
+    def add_options(self, parser: ArgumentParser) -> None:
+        for name, words in self.options.items():
+            parser.add_argument(name, **words)
+        for name, text in _OF_ETCD.items():
+            given = os.environ.get(f"NETPLUGIN_FLEET_{name.upper()}")
+            text = f"{text} (default: NETPLUGIN_FLEET_{name.upper()})"
+            parser.add_argument(f"--{name}", default=given, metavar=name.upper(), help=text)
+
+    def ask(self, options: Namespace, work: Callable[[Writer], Awaitable[T]]) -> T:
+        """What ``work`` returns, as the user of the options. Raises: NetpluginError."""
+        try:
+            from netplugin.fleet.access import Access
+            from netplugin.fleet.etcd import Credentials
+            from netplugin.fleet.writer import Writer
+        except ModuleNotFoundError as missing:
+            fix = "pip install 'netplugin[fleet]'"
+            raise Unsupported(f"{missing.name} is not installed", step="fleet", fix=fix) from None
+        for name in _OF_ETCD:
+            if not getattr(options, name):
+                raise InvalidRequest.of_field(name, "is required", fix=f"set NETPLUGIN_FLEET_{name.upper()}")
+
+        async def connected() -> T:
+            files = Credentials(*(Path(getattr(options, name)) for name in ("ca", "cert", "key")))
+            etcd = Access(options.endpoints.split(","), files)
+            try:
+                return await work(Writer(etcd))
+            finally:
+                await etcd.close()
+
+        return asyncio.run(connected())
+
+
+class FleetStatus(_Fleet, show.FindingLister):
+    """List what is wrong in the fleet, each with the next command.
+
+    Exit status 1 if a host or an object fails.
+    """
+
+    empty = "all hosts are connected, and each object is as etcd has it"
+
+    def find(self, parsed_args: Namespace) -> Iterable[Finding]:
+        async def read(writer: Writer) -> list[Finding]:
+            found = await writer.reports()
+            desired = await writer.etcd.read(values.root("desired"), keys_only=True)
+            newest: dict[str, int] = {}
+            for host, _, kv in refs(desired.items):
+                newest[host] = max(newest.get(host, 0), kv.mod_revision)
+            alive = sum(report.is_alive for report in found.values())
+            hosts, revision = len({*found, *newest}), desired.revision
+            self.note(f"{alive} of {hosts} hosts are connected, and etcd is at revision {revision}")
+            rolls = (await writer.etcd.read(values.root("roll"), keys_only=True)).items
+            return [*findings(found, newest, revision), *(_unfinished(kv.key) for kv in rolls)]
+
+        return self.ask(parsed_args, read)
+
+
+def _unfinished(key: str) -> Finding:
+    ref = key.removeprefix(values.root("roll"))
+    words = {"found": f"a roll of {ref} is under way, or was interrupted", "expected": "it is finished"}
+    return Finding(id=f"roll-{ref}", status="warn", **words, fix=f"netplugin fleet roll {ref}")
+
+
+class FleetHosts(_Fleet, show.TableLister):
+    """List the hosts that have reported."""
+
+    empty = "no host has reported; see `netplugin fleet init`"
+
+    def take_action(self, parsed_args: Namespace) -> show.Listed:
+        found = self.ask(parsed_args, lambda writer: writer.reports())
+        columns = ("host", "connected", "follows", "version", "objects", "open", "not_as_desired", "revision")
+        return columns, [(each.host, each.is_alive, *_numbers(each)) for each in found.values()]
+
+
+def _numbers(report: Report) -> show.Row:
+    summary = report.summary
+    if summary is None:
+        return False, None, None, None, None, None
+    follows = summary.refused is None and summary.cluster == report.cluster
+    counts = (summary.counts.get("owned", 0), summary.counts.get("open", 0), report.off)
+    return follows, summary.version, *counts, summary.revision
+
+
+class _Objects(_Fleet, show.TableLister):
+    """A row for each object that is desired, or that a host has although it is not."""
+
+    head = ("host", "object", "state")
+    cuts = False
+
+    def rows(self, options: Namespace, host: str, chosen: Callable[[Ref], bool]) -> list[show.Row]:
+        async def read(writer: Writer) -> tuple[dict[str, Report], list[Written]]:
+            return await writer.reports(host), await writer.desired(host, chosen)
+
+        found, desired = self.ask(options, read)
+        named = {(each.host, each.ref): each for each in desired}
+        held = {(each.host, ref) for each in found.values() for ref in each.faults if chosen(ref)}
+        rows: list[show.Row] = []
+        for name, ref in sorted({*named, *held}):
+            each = named.get((name, ref))
+            at, value = (each.revision, each.desired) if each else (None, None)
+            state = standing(found.get(name, Report(name, "")), ref, at, value)
+            rows.append((name, str(ref), each and each.generation, *state))
+        return rows
+
+    def shown(self, rows: list[show.Row]) -> show.Listed:
+        return ("host", "object", "generation", "state", "why", "next"), rows
+
+
+class FleetPorts(_Objects):
+    """List the ports of the fleet, each with its state."""
+
+    empty = "no ports"
+    options: ClassVar[_Options] = {
+        "--host": _option("HOST", "only those of this host", default=""),
+        "--off": _flag("only those that are not as desired"),
+    }
+
+    def take_action(self, parsed_args: Namespace) -> show.Listed:
+        rows = self.rows(parsed_args, parsed_args.host, lambda ref: ref.kind in PORTS)
+        return self.shown([row for row in rows if not (parsed_args.off and row[3] in _AS_DESIRED)])
+
+
+class FleetExplain(_Objects):
+    """Say what became of a port or network, and what to do.
+
+    On each host that has it. Exit status 1 if it is not as desired.
+    """
+
+    empty = "no such object"
+    options: ClassVar[_Options] = {
+        "id": _option("ID", "ID of a port, or name of a network"),
+    }
+
+    def take_action(self, parsed_args: Namespace) -> show.Listed:
+        rows = self.rows(parsed_args, "", lambda ref: ref.id == parsed_args.id)
+        if not rows:
+            text = f"no host has, or is to have, {parsed_args.id}"
+            raise NotFound(text, step="fleet", fix="netplugin fleet ports")
+        self.status = 1 if any(row[3] not in _AS_DESIRED for row in rows) else 0
+        return self.shown(rows)
+
+
+class FleetDrain(_Fleet, show.TableLister):
+    """Remove the ports of a host, and wait until they have gone.
+
+    All of them, or some. No brake stops it. Exit status 1 if one is left.
+    """
+
+    empty = "the host has no ports"
+    options: ClassVar[_Options] = {
+        "host": _option("HOST", "name of the host"),
+        "--port": _list("ID", "only this port"),
+        "--timeout": _TIMEOUT,
+    }
+
+    def take_action(self, parsed_args: Namespace) -> show.Listed:
+        async def drain(writer: Writer) -> list[show.Row]:
+            gone = await writer.drain(parsed_args.host, parsed_args.port)
+            waits = (writer.verified(each, within_s=parsed_args.timeout) for each in gone)
+            results = await asyncio.gather(*waits, return_exceptions=True)
+            return [_drained(each.ref, result) for each, result in zip(gone, results, strict=True)]
+
+        rows = self.ask(parsed_args, drain)
+        self.status = 1 if any(row[2] for row in rows) else 0
+        return ("object", "state", "error"), rows
+
+
+def _drained(ref: Ref, result: Written | BaseException) -> show.Row:
+    if isinstance(result, NetpluginError):
+        return str(ref), "left", show.Error(result.problem().model_dump(mode="json"))
+    if isinstance(result, BaseException):
+        raise result
+    return str(ref), "removed", None
+
+
+_MOST = "hosts that are changed and not verified, or failed, at once (default: 1)"
+
+
+class FleetRoll(_Fleet, show.ShowOne):
+    """Change a network on all hosts, a few at a time.
+
+    A physical network, or one of VXLAN. Each host is verified before another one begins. Run again it goes on
+    where it was, from any machine. Exit status 1 if a host failed or is left.
+    """
+
+    options: ClassVar[_Options] = {
+        "object": _option("OBJECT", "such as physical-network/physnet1"),
+        "--change": _option(
+            "JSON", "fields to change, null for the default; default: go on with an unfinished roll"
+        ),
+        "--host": _list("HOST", "only this host (default: all that have the object)"),
+        "--max-unavailable": _option("N", _MOST, type=show.whole, default=1),
+        "--stop-on-error": _flag("begin with no host after one has failed"),
+        "--abandon": _flag("forget an unfinished roll; what it has changed stays"),
+        "--timeout": _TIMEOUT,
+    }
+
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
+        ref = Ref.of(parsed_args.object)
+        if ref.kind in PORTS:
+            raise InvalidRequest.of_field("object", "must be physical-network/NAME or network/ID")
+        change = None if parsed_args.change is None else _object(parsed_args.change)
+
+        async def roll(writer: Writer) -> tuple[int, dict[str, str]]:
+            from netplugin.fleet.roll import Roller
+
+            roller = Roller(writer, ref, parsed_args.timeout, self.say)
+            if parsed_args.abandon:
+                await roller.abandon()
+                return 0, {}
+            most = max(1, parsed_args.max_unavailable)
+            left = await roller.run(change, parsed_args.host, most, parsed_args.stop_on_error)
+            return left, roller.failed
+
+        left, failed = self.ask(parsed_args, roll)
+        self.status = 1 if left or failed else 0
+        return ("object", "left", "failed"), (str(ref), left, show.Structure(failed))
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Raises: InvalidRequest."""
+    try:
+        value = json.loads(text)
+    except ValueError as wrong:
+        raise InvalidRequest.of_field("change", f"is no JSON: {wrong}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest.of_field("change", "must be an object with named fields")
+    return value
+
+
+class FleetAccept(_Fleet, show.ShowOne):
+    """Let etcd count as it is, for all hosts or for one.
+
+    After a restore, for another cluster, and for removals that wait. Hosts read it within half a minute.
+    """
+
+    options: ClassVar[_Options] = {
+        "--revision": _option("N", "of etcd, as status prints it", type=show.whole, required=True),
+        "--host": _option("HOST", "for this host alone", default=""),
+    }
+
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
+        def work(writer: Writer) -> Awaitable[values.Acceptance]:
+            from netplugin.fleet.roll import accept
+
+            return accept(writer, parsed_args.revision, parsed_args.host)
+
+        return show.fields(self.ask(parsed_args, work))
+
+
+class FleetInit(_Fleet, show.Command):
+    """Make the roles and users of the fleet in etcd.
+
+    And print what to put on each host. Run again it makes what is missing. A user has no password, but a
+    certificate with its name as CN.
+    """
+
+    options: ClassVar[_Options] = {
+        "--host": _list("HOST", "a host, by its [fleet] host"),
+        "--reader": _list("USER", "who may see all of the fleet"),
+        "--writer": _list("USER", "who may also desire objects, such as a platform"),
+        "--operator": _list("USER", "who may also accept, and roll"),
+        "--remove": _list("HOST", "a host whose user is to go"),
+        "--no-enable": _flag("leave access control off, so that whoever has a certificate may do anything"),
+    }
+
+    def take_action(self, parsed_args: Namespace) -> None:
+        async def init(writer: Writer) -> list[str]:
+            from netplugin.fleet.access import ROLE, Access
+
+            users = [(user, role) for name, role in ROLE.items() for user in getattr(parsed_args, name)]
+            access = writer.etcd
+            assert isinstance(access, Access)
+            done = await access.init(parsed_args.host, users)
+            for host in parsed_args.remove:
+                await access.remove(host)
+            if not parsed_args.no_enable:
+                await access.enable()
+            return done
+
+        for line in self.ask(parsed_args, init):
+            self.say(f"made: {line}")
+        for host in parsed_args.host:
+            self.app.stdout.write(_ON_HOST.format(host=host, endpoints=parsed_args.endpoints))
+
+
+_ON_HOST = """
+# On {host}, in /etc/netplugin/netplugin.conf; cert is a client certificate with CN={host}.
+[fleet]
+endpoints = {endpoints}
+host = {host}
+ca = /etc/netplugin/fleet-ca.pem
+cert = /etc/netplugin/fleet.pem
+key = /etc/netplugin/fleet.key
+"""

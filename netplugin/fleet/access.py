@@ -1,0 +1,111 @@
+"""Users and roles of a fleet in etcd's own access control: hosts, readers, writers, operators.
+
+A user has no password: it is whoever has a client certificate with its name as common name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from netplugin.api.errors import InvalidRequest
+from netplugin.fleet import values
+from netplugin.fleet.errors import EtcdForbidden
+from netplugin.fleet.etcd import Etcd, span
+from netplugin.fleet.messages import M
+from netplugin.fleet.names import checked_name
+
+# ``authpb.Permission.Type``.
+_READ, _BOTH = 0, 2
+#: A key (or, with / at its end, a prefix), and whether it may be written too.
+Grants = Mapping[str, bool]
+_ALL, ROOT = values.root(), "root"
+#: The roles of people and platforms, and what they may do.
+ROLE = {name: f"netplugin-{name}" for name in ("reader", "writer", "operator")}
+ROLES: Mapping[str, Grants] = {
+    ROLE["reader"]: {_ALL: False},
+    ROLE["writer"]: {_ALL: False, values.root("desired"): True},
+    ROLE["operator"]: {_ALL: True},
+}
+
+
+def _named(host: str) -> str:
+    """The user and the role of a host: its name. Raises: InvalidRequest for one that is taken."""
+    if host == ROOT or host in ROLES:
+        raise InvalidRequest.of_field("host", f"{host} is the name of another role in etcd")
+    return checked_name("host", host)
+
+
+def host_grants(host: str) -> Grants:
+    """It reads what it is to have and the acceptances, and writes its reports."""
+    read = (values.desired_prefix(host), *values.acceptance_keys(host))
+    write = (values.reported_prefix(host), values.alive_key(host))
+    return {**dict.fromkeys(read, False), **dict.fromkeys(write, True)}
+
+
+class Access(Etcd):
+    """etcd for a user with the role root, or for anybody before access control is on."""
+
+    async def init(self, hosts: Sequence[str], users: Sequence[tuple[str, str]]) -> list[str]:
+        """Make what is missing: roles, the users of hosts, and others, each with its role.
+
+        Returns what was done, a line each. Raises: InvalidRequest, EtcdError.
+        """
+        done: list[str] = []
+        own = {_named(host): host_grants(host) for host in hosts}
+        there = (await self._auth("RoleList", M.Nothing(), M.RoleListResponse)).roles
+        for role, grants in {ROOT: {}, **ROLES, **own}.items():
+            if role not in there:
+                await self._auth("RoleAdd", M.Named(name=role))
+                done.append(f"role {role}")
+            if role != ROOT:
+                done += await self._grant(role, grants)
+        there = [*(await self._auth("UserList", M.Nothing(), M.UserListResponse)).users]
+        for user, role in [(ROOT, ROOT), *users, *((user, user) for user in own)]:
+            named = M.Named(name=checked_name("user", user))
+            if user not in there:
+                await self._auth("UserAdd", M.UserAdd(name=user, options=M.UserOptions(no_password=True)))
+                done.append(f"user {user}")
+                there.append(user)
+            if role not in (await self._auth("UserGet", named, M.UserGetResponse)).roles:
+                await self._auth("UserGrantRole", M.UserGrantRole(user=user, role=role))
+                done.append(f"role {role} of user {user}")
+        return done
+
+    async def _grant(self, role: str, grants: Grants) -> list[str]:
+        """Give a role these permissions, and no others."""
+        done = []
+        has = (await self._auth("RoleGet", M.RoleNamed(role=role), M.RoleGetResponse)).perm
+        known = {(each.key, each.range_end): each.permType for each in has}
+        for prefix, writes in grants.items():
+            key, end = span(prefix)
+            kind = _BOTH if writes else _READ
+            if known.pop((key, end or b""), None) != kind:
+                permission = M.Permission(permType=kind, key=key, range_end=end)
+                await self._auth("RoleGrantPermission", M.RoleGrantPermission(name=role, perm=permission))
+                done.append(f"role {role} may {'write' if writes else 'read'} {prefix}")
+        for key, end in known:
+            revoked = M.RoleRevokePermission(role=role, key=key, range_end=end)
+            await self._auth("RoleRevokePermission", revoked)
+            done.append(f"role {role} has no more {key.decode(errors='replace')}")
+        return done
+
+    async def enable(self) -> None:
+        """Let etcd ask who everybody is. Raises: EtcdForbidden if the caller is not root then."""
+        await self._auth("AuthEnable", M.Nothing())
+        try:
+            await self._auth("UserGet", M.Named(name=ROOT), M.UserGetResponse)
+        except EtcdForbidden as wrong:
+            fix = "access control is on now: use a certificate with CN=root for netplugin fleet init"
+            raise EtcdForbidden(wrong.detail, step="init", fix=fix) from None
+
+    async def remove(self, host: str) -> None:
+        """Take a host's user and role away. Raises: InvalidRequest, EtcdError."""
+        user = _named(host)
+        if user in (await self._auth("UserList", M.Nothing(), M.UserListResponse)).users:
+            await self._auth("UserDelete", M.Named(name=user))
+        if user in (await self._auth("RoleList", M.Nothing(), M.RoleListResponse)).roles:
+            await self._auth("RoleDelete", M.RoleNamed(role=user))
+
+    async def _auth(self, method: str, request: Any, answer: Any = M.Nothing) -> Any:
+        return await self._ask(f"Auth/{method}", request, answer)

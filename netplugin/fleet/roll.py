@@ -1,0 +1,206 @@
+"""What an operator changes for many hosts: an acceptance, and a change that is rolled from host to host."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError, NotFound, PreconditionFailed
+from netplugin.api.fields import Name, Value
+from netplugin.fleet import values
+from netplugin.fleet.errors import EtcdError, NotAsDesired
+from netplugin.fleet.names import Ref
+from netplugin.fleet.reports import refs
+from netplugin.fleet.values import Acceptance
+from netplugin.fleet.writer import Writer, Written, encoded
+
+
+async def accept(writer: Writer, revision: int, host: str = "") -> Acceptance:
+    """Let etcd count as it was at a revision: for all hosts, or for one.
+
+    Raises: InvalidRequest, Conflict if hosts come from several clusters, EtcdError.
+    """
+    everyone, own = values.acceptance_keys(host)
+    snapshot = await writer.etcd.read(values.root("accepted"))
+    before = [*(await writer.etcd.read(everyone)).items, *snapshot.items]
+    if revision > snapshot.revision:
+        raise InvalidRequest.of_field("revision", f"etcd is at {snapshot.revision} now")
+    summaries = [report.summary for report in (await writer.reports(host)).values() if report.summary]
+    here = values.cluster_name(snapshot.cluster_id)
+    others = sorted({each.cluster for each in summaries} - {here, ""})
+    if len(others) > 1:
+        text = f"the hosts come from several clusters: {', '.join(others)}"
+        raise Conflict(text, step="accept", fix="accept for one host after the other, with --host")
+    numbers = [each.accepted for each in summaries]
+    for kv in before:
+        try:
+            numbers.append(values.acceptance(kv.value).number)
+        except InvalidRequest:
+            continue
+    # The time, to be above those that a backup has forgotten, too.
+    number = max([int(time.time()), *(each + 1 for each in numbers)])
+    made = Acceptance(number=number, cluster=here, replaces=others[0] if others else here, revision=revision)
+    key = own if host else everyone
+    known = {key: next((kv.mod_revision for kv in before if kv.key == key), 0)}
+    if await writer.etcd.change({key: made.model_dump_json().encode()}, unchanged=known) is None:
+        raise Conflict("another operator has accepted just now", step="accept", fix="netplugin fleet status")
+    return made
+
+
+class Roll(Value):
+    """A change that is not on all hosts yet, as etcd has it. ``hosts``: none for all that have the object."""
+
+    change: dict[str, Any]
+    hosts: tuple[Name, ...] = ()
+
+
+class Roller:
+    """Rolls the change of one object. ``say`` gets a line for each host.
+
+    Who has the change is seen from what the hosts are to have. Each write for a host writes the key of the
+    roll too, in one transaction, if nobody else has. So any machine goes on with it, and two do not at once.
+    """
+
+    def __init__(self, writer: Writer, ref: Ref, host_s: float, say: Callable[[str], None]) -> None:
+        """``host_s``: seconds for each host."""
+        self._writer = writer
+        self._ref = ref
+        self._key = values.roll_key(ref)
+        self._host_s = host_s
+        self._say = say
+        self._lock = asyncio.Lock()
+        self._value = b""
+        self._revision = 0
+        self.failed: dict[str, str] = {}
+
+    async def run(
+        self, change: dict[str, Any] | None, hosts: Sequence[str], most: int, stop_on_error: bool
+    ) -> int:
+        """Begin, or (with the same change, or None) go on. Returns how many hosts are left.
+
+        ``most`` hosts are unavailable at once: changed and not verified, or ``failed``. Some are left if so
+        many have failed, or one with ``stop_on_error``.
+
+        Raises: InvalidRequest before anything is written, Conflict, NotFound, EtcdError.
+        """
+        roll = await self._open(change, tuple(hosts))
+        todo = await self._todo(roll)
+        await self._save({}, {})
+        running: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                failed = len(self.failed)
+                while todo and len(running) + failed < most and not (failed and stop_on_error):
+                    running.add(asyncio.create_task(self._one(*todo.pop(0))))
+                if not running:
+                    break
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            for task in running:
+                task.cancel()
+        if not todo and not self.failed:
+            await self.abandon()
+        return len(todo)
+
+    async def abandon(self) -> None:
+        """Forget the roll; what it has changed stays. Raises: EtcdError."""
+        await self._writer.etcd.change({}, delete=[self._key])
+
+    async def _open(self, change: dict[str, Any] | None, hosts: tuple[str, ...]) -> Roll:
+        for kv in (await self._writer.etcd.read(self._key)).items:
+            there = values.valid_value(Roll, kv.value)
+            if change is not None and (change, hosts) != (there.change, there.hosts):
+                text = f"a roll of {self._ref} with another change is not finished"
+                fix = f"go on with it: netplugin fleet roll {self._ref}; or forget it, with --abandon"
+                raise Conflict(text, step="roll", fix=fix)
+            self._value, self._revision = kv.value, kv.mod_revision
+            return there
+        if change is None:
+            text = f"there is no roll of {self._ref} to go on with"
+            raise NotFound(text, step="roll", fix="give the change with --change")
+        roll = Roll(change=change, hosts=hosts)
+        self._value = roll.model_dump_json().encode()
+        return roll
+
+    async def _todo(self, roll: Roll) -> list[tuple[str, dict[str, Any]]]:
+        """The hosts with their new specs; first those that have it, which are only to be verified."""
+        hosts: Sequence[str] = roll.hosts
+        if not hosts:
+            keys = await self._writer.etcd.read(values.root("desired"), keys_only=True)
+            hosts = [host for host, ref, _ in refs(keys.items) if ref == self._ref]
+        todo: list[tuple[bool, str, dict[str, Any]]] = []
+        for host in hosts:
+            there = await self._writer.get(host, self._ref)
+            if there is not None and there.spec is not None and there.desired is not None:
+                body = merged(there.spec.model_dump(mode="json", exclude_unset=True), roll.change)
+                changes = encoded(self._ref, {"spec": body}, 1)[0].digest != there.desired.digest
+                todo.append((changes, host, body))
+            elif roll.hosts or there is None or there.desired is None:
+                fix = "repair it, or name the hosts with --host"
+                raise NotFound(f"{host} has no {self._ref} that can be read", step="roll", fix=fix)
+        return [(host, body) for _, host, body in sorted(todo, key=lambda each: each[:2])]
+
+    async def _one(self, host: str, body: dict[str, Any]) -> None:
+        """Raises: Conflict if another machine goes on with this roll, EtcdError."""
+        try:
+            report = (await self._writer.reports(host))[host]
+            if not report.is_alive:
+                fix = "repair its agent, and go on with the roll"
+                raise NotAsDesired("its agent is not connected to etcd", step="roll", fix=fix)
+            there, desired, value = await self._writer.prepared(host, self._ref, {"spec": body})
+            if there is None:
+                raise NotFound(f"{self._ref} has gone", step="roll")
+            if value:
+                key = values.desired_key(host, self._ref)
+                revision = await self._save({key: value}, {key: there.revision})
+                there = Written(host, self._ref, revision, desired)
+            await self._writer.verified(there, within_s=self._host_s)
+            off = (await self._writer.reports(host))[host].off
+            if off > report.off:
+                fix = f"netplugin fleet ports --host {host} --off"
+                text = f"{off} objects are not as desired any more, {report.off} before"
+                raise NotAsDesired(text, step="roll", fix=fix)
+            self._say(f"{host}: verified")
+        except (_Overtaken, EtcdError):
+            raise
+        except NetpluginError as error:
+            self._say(f"{host}: {error}")
+            self.failed[host] = str(error)
+
+    async def _save(self, put: Mapping[str, bytes], known: Mapping[str, int]) -> int:
+        """Write the roll, and a host's key if that has this revision. Returns the revision of both.
+
+        Raises: Conflict, PreconditionFailed if the host's key was written meanwhile, EtcdError.
+        """
+        async with self._lock:
+            put, known = {self._key: self._value, **put}, {self._key: self._revision, **known}
+            revision = await self._writer.etcd.change(put, unchanged=known)
+            if revision is None:
+                now = (await self._writer.etcd.read(self._key)).items
+                if (now[0].mod_revision if now else 0) == self._revision:
+                    raise PreconditionFailed("it was written by another meanwhile", step="roll")
+                text = f"another machine has gone on with the roll of {self._ref}, or has ended it"
+                raise _Overtaken(text, step="roll", fix="netplugin fleet status")
+            self._revision = revision
+            return revision
+
+
+class _Overtaken(Conflict):
+    """Whatever happens to a host, this machine has nothing more to do."""
+
+
+def merged(there: Any, change: Any) -> Any:
+    """A JSON merge patch (RFC 7396): null takes a field away."""
+    if not isinstance(change, Mapping):
+        return change
+    result = dict(there) if isinstance(there, Mapping) else {}
+    for name, value in change.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result

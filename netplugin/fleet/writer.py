@@ -1,0 +1,266 @@
+"""What a platform writes for the hosts of a fleet: put, delete, wait until it is verified.
+
+``Writer`` is for an event loop, ``BlockingWriter`` for everyone else. Each call is complete or not there: a
+writer that is killed leaves an object as it was, or as it is desired, or a tombstone that stays until
+it is deleted again. No call overwrites what another writer has written since the caller has seen it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from netplugin.api.errors import InvalidRequest, NotFound, OperationTimeout, PreconditionFailed
+from netplugin.fleet import values
+from netplugin.fleet.errors import Compacted, EtcdUnavailable
+from netplugin.fleet.etcd import Credentials, Etcd
+from netplugin.fleet.names import Ref, checked_name
+from netplugin.fleet.reports import PORTS, Report, refs, reports
+from netplugin.fleet.values import AnyDesired, Spec
+
+T = TypeVar("T")
+#: What a PUT has, as JSON or as a model.
+AnySpec: TypeAlias = Mapping[str, Any] | Spec
+#: Seconds for a call, and for a wait until the host has carried something out, if the caller gives none.
+WRITE_S, VERIFY_S = 15.0, 120.0
+# Seconds before another try, after a member of etcd did not answer.
+AGAIN_S = 0.2
+
+
+@dataclass(frozen=True)
+class Written:
+    """An object as etcd has it. ``revision`` wrote it. ``desired`` is None if its value cannot be read."""
+
+    host: str
+    ref: Ref
+    revision: int
+    desired: AnyDesired | None
+
+    @property
+    def generation(self) -> int:
+        return self.desired.generation if self.desired else 0
+
+    @property
+    def spec(self) -> Spec | None:
+        """None: it is to go."""
+        return self.desired.spec if self.desired else None
+
+
+class Writer:
+    """For one event loop, which may use it for many objects at once."""
+
+    def __init__(self, etcd: Etcd, write_s: float = WRITE_S) -> None:
+        """``write_s``: seconds for a put or a delete."""
+        self.etcd = etcd
+        self._write_s = write_s
+
+    async def get(self, host: str, ref: Ref) -> Written | None:
+        """The object as it is desired. Raises: EtcdError."""
+        return (await self._at(host, ref))[0]
+
+    async def put(self, host: str, ref: Ref, spec: AnySpec, *, after: int | None = None) -> Written:
+        """Desire an object with this spec: the JSON of a PUT. The same spec again changes nothing.
+
+        ``after``: the generation that it replaces, of ``get`` or the last call; None: there is none.
+
+        Raises: InvalidRequest, PreconditionFailed if another has written it, OperationTimeout, EtcdError.
+        """
+        # Only what the caller has set: an agent of an older version refuses fields that it does not know.
+        body = spec if isinstance(spec, Mapping) else spec.model_dump(mode="json", exclude_unset=True)
+        return await self._write(host, ref, {"spec": body}, after)
+
+    async def delete(
+        self, host: str, ref: Ref, *, after: int | None = None, drained: bool = False
+    ) -> Written:
+        """Desire that the object goes, by a tombstone. ``after``: as of ``put``; None: whatever is there.
+
+        ``drained``: as part of the whole host's, which no brake stops. Raises: as ``put``.
+        """
+        body = {"deleted": True, **({"drained": True} if drained else {})}
+        return await self._write(host, ref, body, after)
+
+    async def verified(self, written: Written, *, within_s: float = VERIFY_S) -> Written:
+        """Wait until the host has carried this out and has read it back; a tombstone is then taken away.
+
+        Raises: NotAsDesired with the host's error, HostRefuses, PreconditionFailed if another has written it
+        meanwhile, OperationTimeout, EtcdError.
+        """
+        async with deadline(within_s, f"{written.host}: {written.ref} is not verified"):
+            async with aclosing(self._reports(written.host, written.ref)) as found:
+                async for report, there in found:
+                    if _has_gone(written, there):
+                        return written
+                    if report.is_verified(written.ref, written.revision):
+                        break
+        if written.desired is not None and written.desired.deleted:
+            key = values.desired_key(written.host, written.ref)
+            # Not if another has written it since.
+            await self.etcd.change({}, delete=[key], unchanged={key: written.revision})
+        return written
+
+    async def drain(self, host: str, ports: Collection[str] = ()) -> list[Written]:
+        """Desire that these ports go, or all of the host, among them those whose keys have gone.
+
+        Raises: NotFound if one of ``ports`` is not there, and as ``delete``.
+        """
+        there = {ref: 0 for ref in (await self._report(host))[0].faults if ref.kind in PORTS}
+        desired = await self.desired(host, lambda ref: ref.kind in PORTS)
+        there |= {each.ref: each.generation for each in desired}
+        for missing in sorted(set(ports) - {ref.id for ref in there}):
+            fix = f"netplugin fleet ports --host {host}"
+            raise NotFound(f"{host} has no port {missing}", step="fleet", fix=fix)
+        chosen = [ref for ref in sorted(there) if not ports or ref.id in ports]
+        return [await self.delete(host, ref, after=there[ref], drained=True) for ref in chosen]
+
+    async def desired(self, host: str, chosen: Callable[[Ref], bool]) -> list[Written]:
+        """What etcd has for a host, or (without name) for all of them. Raises: EtcdError."""
+        prefix = values.desired_prefix(host) if host else values.root("desired")
+        found = (await self.etcd.read(prefix)).items
+        return [written(name, ref, kv.mod_revision, kv.value) for name, ref, kv in refs(found) if chosen(ref)]
+
+    async def reports(self, host: str = "") -> dict[str, Report]:
+        """Of all hosts, or of one, whether it has reported or not. Raises: EtcdError."""
+        if host:
+            return {host: (await self._report(host))[0]}
+        reported = await self.etcd.read(values.root("reported"))
+        return reports(reported, await self.etcd.read(values.root("alive")))
+
+    # -- one object ------------------------------------------------------------------------------
+
+    async def _at(self, host: str, ref: Ref) -> tuple[Written | None, int]:
+        """The object, and the revision of etcd now."""
+        snapshot = await self.etcd.read(values.desired_key(checked_name("host", host), ref))
+        for kv in snapshot.items:
+            return written(host, ref, kv.mod_revision, kv.value), snapshot.revision
+        return None, snapshot.revision
+
+    async def prepared(
+        self, host: str, ref: Ref, body: Mapping[str, Any]
+    ) -> tuple[Written | None, AnyDesired, bytes]:
+        """What is there, and its next value; no bytes: it has it. Raises: InvalidRequest, EtcdError."""
+        there, now = await self._at(host, ref)
+        fault = (await self._report(host))[0].faults.get(ref)
+        # Above all of before, also of one whose key has gone: an agent refuses a step back.
+        above = max(there.generation if there else 0, fault.generation if fault else 0, now)
+        desired, value = encoded(ref, body, above + 1)
+        # What was carried out and is not as desired is desired again, by a new generation.
+        again = fault is not None and fault.state in ("failed", "overridden")
+        if there is None or not _is_same(there.desired, desired):
+            return there, desired, value
+        return there, desired, value if again and fault and fault.generation >= there.generation else b""
+
+    async def _write(self, host: str, ref: Ref, body: Mapping[str, Any], after: int | None) -> Written:
+        key = values.desired_key(host, ref)
+        async with deadline(self._write_s, f"{key} is not written"):
+            while True:
+                try:
+                    there, desired, value = await self.prepared(host, ref, body)
+                    if there is not None and not value:
+                        return there
+                    if desired.deleted and after is None:  # what is there now, and nothing later
+                        after = there.generation if there else 0
+                    if there is None or not _is_same(there.desired, desired):
+                        _require(there, after, key)
+                    known = {key: there.revision if there else 0}
+                    revision = await self.etcd.change({key: value}, unchanged=known)
+                    if revision is not None:
+                        return Written(host, ref, revision, desired)
+                except EtcdUnavailable:
+                    # It may have taken place: then the same spec is there.
+                    await asyncio.sleep(AGAIN_S)
+
+    async def _report(self, host: str) -> tuple[Report, int]:
+        """A host's report, and the revision as of which it was read."""
+        reported = await self.etcd.read(values.reported_prefix(checked_name("host", host)))
+        found = reports(reported, await self.etcd.read(values.alive_key(host)))
+        return found.get(host, Report(host, values.cluster_name(reported.cluster_id))), reported.revision
+
+    async def _reports(self, host: str, ref: Ref) -> AsyncGenerator[tuple[Report, Written | None], None]:
+        """The host's report and the object, now and after each report; etcd may be away meanwhile."""
+        while True:
+            try:
+                report, revision = await self._report(host)
+                yield report, await self.get(host, ref)
+                async with aclosing(self.etcd.watch(values.reported_prefix(host), revision + 1)) as watch:
+                    async for changes in watch:
+                        if changes:
+                            break
+            except (EtcdUnavailable, Compacted):
+                await asyncio.sleep(AGAIN_S)
+
+
+def encoded(ref: Ref, body: Mapping[str, Any], generation: int) -> tuple[AnyDesired, bytes]:
+    """A value of ``desired/`` and its bytes. Raises: InvalidRequest, as the API for the same JSON."""
+    try:
+        value = json.dumps({"generation": generation, **body}, allow_nan=False).encode()
+    except (TypeError, ValueError) as wrong:
+        raise InvalidRequest.of_field("spec", f"is no JSON: {wrong}") from None
+    return values.parsed(ref, value), value
+
+
+def written(host: str, ref: Ref, revision: int, value: bytes) -> Written:
+    try:
+        return Written(host, ref, revision, values.parsed(ref, value))
+    except InvalidRequest:
+        return Written(host, ref, revision, None)
+
+
+def _has_gone(mine: Written, there: Written | None) -> bool:
+    """Whether it is a tombstone that was carried out and taken away. Raises: PreconditionFailed."""
+    if there is None and mine.desired is not None and mine.desired.deleted:
+        return True
+    if there is None or there.revision != mine.revision:
+        now = f"generation {there.generation}" if there else "no key"
+        text = f"{mine.host}: {mine.ref} was written by another: {now}, not {mine.generation}"
+        raise PreconditionFailed(text, step="fleet", fix="read it, and decide again")
+    return False
+
+
+def _is_same(there: AnyDesired | None, mine: AnyDesired) -> bool:
+    return there is not None and there.digest == mine.digest and there.drained >= mine.drained
+
+
+def _require(there: Written | None, after: int | None, key: str) -> None:
+    """Whether the caller has seen what it replaces. Raises: PreconditionFailed."""
+    now = there.generation if there else 0
+    gone = there is None or there.desired is None or there.desired.deleted
+    if now == after or (after is None and gone):
+        return
+    text = f"{key} has generation {now}, written by another" if there else f"{key} is not there any more"
+    fix = f"read it, and write what is to replace it, with after={now}"
+    raise PreconditionFailed(text, step="fleet", fix=fix)
+
+
+@asynccontextmanager
+async def deadline(seconds: float, what: str) -> AsyncIterator[None]:
+    """Raises: OperationTimeout."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        fix = "netplugin fleet status says which host is down or behind"
+        raise OperationTimeout(f"{what} within {seconds:g} s", step="fleet", fix=fix) from None
+
+
+class BlockingWriter:
+    """A ``Writer`` for a thread without an event loop: ``with BlockingWriter(...) as fleet: fleet.run(
+    fleet.writer.put(...))``."""
+
+    def __init__(self, endpoints: Sequence[str], credentials: Credentials) -> None:
+        self.writer = Writer(Etcd(endpoints, credentials))
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> BlockingWriter:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.run(self.writer.etcd.close())
+        self._runner.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for the result of a method of ``writer``."""
+        return self._runner.run(work)
