@@ -42,6 +42,7 @@ SESSIONS: dict[str, tuple[Path, ...]] = {
         DOCS / "operating/install.md",
     ),
     "tls": (DOCS / "operating/access.md",),
+    "fleet": (DOCS / "operating/fleet.md",),
     "opennebula": (DOCS / "opennebula.md",),
     "migration": (DOCS / "live-migration.md",),
     "zeroloss": (

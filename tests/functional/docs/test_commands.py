@@ -80,6 +80,15 @@ def test_tls_and_tokens(tmp_path: Path) -> None:
         shutil.rmtree("/run/netplugin-tls", ignore_errors=True)
 
 
+def test_a_fleet_of_one_host(tmp_path: Path) -> None:
+    before = links()
+    try:
+        carry_out("fleet", tmp_path / "log")
+    finally:
+        shutil.rmtree("/run/netplugin-fleet", ignore_errors=True)
+    assert links() == before
+
+
 @pytest.mark.outside
 def test_the_installation(tmp_path: Path) -> None:
     """From a copy, for an installation writes into the tree; needs the package index."""
