@@ -188,6 +188,7 @@ def _fleet(
 ) -> Fleet | None:
     """What follows etcd, imported only by an agent that has one."""
     if read.fleet is None:
+        store.fleet.turn_off()
         return None
     from agents.fleet.runner import Fleet
 

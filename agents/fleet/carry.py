@@ -27,6 +27,8 @@ LOG = logging.getLogger(__name__)
 _FLEET = Condition(override=True)
 # Seconds between two tries of what failed: twice as many each time.
 _FIRST_S, _MOST_S = 1.0, 60.0
+# Objects that are carried out at once: as many as a batch of the API has.
+_AT_ONCE = 4096
 
 
 class Carrier:
@@ -59,10 +61,13 @@ class Carrier:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def want(self, steps: Iterable[Step]) -> None:
-        """Carry these out, in place of earlier ones for the same objects."""
+        """Carry these out, in place of earlier ones for the same objects. The same step again goes on."""
         for step in steps:
+            if self.open.get(step.ref) == step:
+                continue
             self.open[step.ref] = step
             self._tries.pop(step.ref, None)
+            self.faults.pop(step.ref, None)  # of the one before
             self._waiting.add(step.ref)
         self._work.set()
 
@@ -71,6 +76,7 @@ class Carrier:
         for ref in refs:
             self.open.pop(ref, None)
             self._waiting.discard(ref)
+            self._tries.pop(ref, None)
             self.faults.pop(ref, None)
 
     async def keep(self) -> None:
@@ -79,6 +85,7 @@ class Carrier:
             while True:
                 await self._work.wait()
                 self._work.clear()
+                self._waiting &= self.open.keys()
                 ready = sorted(self._waiting - self._busy)
                 self._waiting -= set(ready)
                 self._busy |= set(ready)
@@ -104,7 +111,9 @@ class Carrier:
         try:
             await self._claim(steps)
             for _, group in groupby(sorted(steps, key=turn), key=turn):
-                await asyncio.gather(*map(self._one, group))
+                each = list(group)
+                for first in range(0, len(each), _AT_ONCE):
+                    await asyncio.gather(*map(self._one, each[first : first + _AT_ONCE]))
         finally:
             self._busy -= refs
             self._work.set()
@@ -130,29 +139,36 @@ class Carrier:
         ref, status = step.ref, 204 if step.spec is None else 200
         if self.open.get(ref) is not step:
             return  # another has come since
+        is_news = True
         try:
             tag = digest_of(await self._carried_out(step))
         except Exception as error:
             wrong = as_host_error(error, "fleet")
             status = wrong.status
-            self._failed(step, wrong)
+            is_news = self._failed(step, wrong)
         else:
             self._done[ref] = step, replace(step.known, tag=tag)
         self._busy.discard(ref)
         self._work.set()
         method = "DELETE" if step.spec is None else "PUT"
         path = f"/v1/{ref.kind}s/{ref.id}"
-        await self._audit.of_fleet(method, path, status, step.known.generation, step.revision)
+        if is_news:
+            await self._audit.of_fleet(method, path, status, step.known.generation, step.revision)
 
-    def _failed(self, step: Step, error: NetpluginError) -> None:
-        LOG.warning("fleet: %s: %s", step.ref, error)
+    def _failed(self, step: Step, error: NetpluginError) -> bool:
+        """Try again later. Returns whether this is news: what fails each minute is logged once."""
+        before = self.faults.get(step.ref)
+        is_news = before is None or before.detail != error.detail
+        if is_news:
+            LOG.warning("fleet: %s: %s", step.ref, error)
         if self.open.get(step.ref) is not step:
-            return
+            return is_news
         self.faults[step.ref] = error
         tries = self._tries[step.ref] = self._tries.get(step.ref, 0) + 1
         delay_s = min(_MOST_S, _FIRST_S * 2 ** min(tries - 1, 10))
         asyncio.get_running_loop().call_later(delay_s, self._again, step)
         self._when_changed()
+        return is_news
 
     def _again(self, step: Step) -> None:
         if self.open.get(step.ref) is step:
@@ -174,15 +190,13 @@ class Carrier:
             return
         for ref, (step, _) in done.items():
             if self.open.get(ref) is step:
-                del self.open[ref]
-                self.faults.pop(ref, None)
+                self.drop([ref])
         self._when_changed()
 
     async def _carried_out(self, step: Step) -> Spec | None:
         """Returns the spec that the host has for it. Raises: what a PUT or a DELETE of the API raises."""
         id, spec, service = step.ref.id, step.spec, self._service
-        if spec is not None:
-            self._require_role(spec)
+        self._require_role(step)
         if isinstance(spec, PortSpec):
             return (await service.ports.put(id, spec, _FLEET)).spec
         if isinstance(spec, ServicePortSpec):
@@ -207,15 +221,16 @@ class Carrier:
         known = self._done[ref][1] if ref in self._done else self._store.fleet.known.get(ref)
         return known is not None and known.is_owned
 
-    def _require_role(self, spec: Spec) -> None:
+    def _require_role(self, step: Step) -> None:
         """Raises: Forbidden, as the API does for a caller with the role of the fleet."""
         if self._role >= Role.OPERATE:
             return
-        body = spec.model_dump(mode="json")
-        of_body = {PortSpec: of_port, ServicePortSpec: of_service_port}.get(type(spec))
-        more = next(of_body(body, self._rules), None) if of_body else None
-        if isinstance(spec, PhysicalNetworkSpec):
+        of_body = {Kind.PORT: of_port, Kind.SERVICE_PORT: of_service_port}.get(step.ref.kind)
+        more = None
+        if step.ref.kind is Kind.PHYSICAL_NETWORK and (step.spec is not None or self._owns(step.ref)):
             more = "a physical network"
+        elif of_body and step.spec is not None:
+            more = next(of_body(step.spec.model_dump(mode="json"), self._rules), None)
         if more is not None:
             raise Forbidden(
                 f"{more} takes the role operate, and the fleet has {self._role}",

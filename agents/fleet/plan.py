@@ -38,13 +38,18 @@ class Reading:
     acceptances: tuple[tuple[Acceptance, int], ...] = ()
     #: The revision of the host's own summary there; 0: there is none.
     reported: int = 0
+    #: Whose range it is.
+    host: str = ""
 
     def is_older_than(self, memory: Memory) -> bool:
         """Whether this is an older copy of what the host has seen, however far that has come since."""
         if self.cluster != memory.cluster:
             return False
-        went_back = self.revision < memory.revision or 0 < self.reported < memory.reported
-        return went_back or memory.went_back
+        own = 0 if self.is_of_another_name(memory) else memory.reported
+        return memory.went_back or self.revision < memory.revision or 0 < self.reported < own
+
+    def is_of_another_name(self, memory: Memory) -> bool:
+        return memory.host not in ("", self.host)
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Step:
     revision: int
     known: Known
     spec: Spec | None
-    owned: bool = True
+    owned: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class Plan:
     #: Removed objects whose keys have gone too; what the fleet has made stays without a key.
     gone: frozenset[Ref] = frozenset()
     forget_generations: bool = False
+    #: What counts as carried out from now on, without a step.
+    known: Mapping[Ref, Known] = field(default_factory=dict)
 
 
 def plan_read(memory: Memory, known: Mapping[Ref, Known], reading: Reading) -> Plan:
@@ -76,9 +83,18 @@ def plan_read(memory: Memory, known: Mapping[Ref, Known], reading: Reading) -> P
 
     Raises: Conflict if this is another etcd, or an older copy of it, that no operator has accepted.
     """
-    memory, afresh = _accepted(memory, reading)
+    before = memory
+    memory, afresh = _accepted(before, reading)
     if afresh:
         known = {ref: replace(each, generation=0) for ref, each in known.items()}
+    # The removals that a host finds under a new name were meant for the one which had that before.
+    others = {
+        ref: replace(known[ref], generation=max(known[ref].generation, item.desired.generation))
+        for ref, item in reading.items.items()
+        if reading.is_of_another_name(before) and ref in known and known[ref].is_owned
+        if not isinstance(item.desired, NetpluginError) and item.desired.deleted
+    }
+    known = {**known, **others}
     plan = _plan(memory, known, reading.items, frozenset(known) - frozenset(reading.items))
     removals = [step for step in plan.steps if step.spec is None and step.owned]
     free = {step.ref for step in removals if _passes(memory, reading.items[step.ref])}
@@ -92,6 +108,7 @@ def plan_read(memory: Memory, known: Mapping[Ref, Known], reading: Reading) -> P
         faults={**plan.faults, **{ref: _held(len(held), reading.revision) for ref in held}},
         waiting=held,
         forget_generations=afresh,
+        known=others,
     )
 
 
@@ -136,7 +153,8 @@ def _step(ref: Ref, item: Item, known: Known | None) -> Step | None:
     if known is not None and desired.generation == at:
         if desired.digest != known.value:
             raise Conflict(
-                f"another value of generation {at} was carried out here",
+                f"generation {at} has another value here: of a second writer, or changed while the host had "
+                "no fleet, or had another name",
                 step="merge",
                 fix="let one writer have the object, and write the value again with a higher generation",
             )
@@ -159,8 +177,8 @@ def _accepted(memory: Memory, reading: Reading) -> tuple[Memory, bool]:
         ]
         if not here:
             raise _refused(memory, reading)
-    after = replace(memory, cluster=reading.cluster, revision=reading.revision)
-    if afresh:
+    after = replace(memory, cluster=reading.cluster, revision=reading.revision, host=reading.host)
+    if afresh or reading.is_of_another_name(memory):
         after = replace(after, accepted_revision=0, reported=0, went_back=False)
     for each, wrote in here:
         if each.number > after.accepted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from agents.fleet.carry import current_spec
-from agents.store.fleet import CLAIM, Known
+from agents.store.fleet import Known
 from agents.store.store import Store
 from netplugin.api.conditions import digest
 from netplugin.api.errors import NetpluginError, Problem
@@ -34,6 +34,11 @@ class Tags:
             found = self._found[ref] = (spec, digest_of(spec))
         return found[1]
 
+    def forget_others(self, known: Mapping[Ref, Known]) -> None:
+        """Of objects that the fleet has no more."""
+        if len(self._found) > len(known):
+            self._found = {ref: found for ref, found in self._found.items() if ref in known}
+
 
 def faults_of(
     store: Store,
@@ -45,22 +50,26 @@ def faults_of(
     """The objects that are not as desired, each with the first reason that holds."""
     found: dict[Ref, Fault] = {}
     known = store.fleet.known
+    tags.forget_others(known)
     for ref in sorted({*known, *errors}):
         at = known.get(ref)
         generation = at.generation if at else 0
+        has_key = listed is None or ref in listed
         error = errors.get(ref)
         record = store.get(ref.id) if ref.kind in (Kind.PORT, Kind.SERVICE_PORT) else None
         if error is not None:
             state = "waiting" if ref in waiting else "failed"
             found[ref] = Fault(state=state, generation=generation, error=_short(error.problem()))
-        elif at is None or at == CLAIM or not at.is_owned:
+        elif at is None or not at.is_owned:
             continue
-        elif at.tag != tags.of(ref):
+        elif not at.is_made and (has_key or current_spec(store, ref) is None):
+            continue  # unless the agent was killed while it made it, and the key has gone since
+        elif at.is_made and at.tag != tags.of(ref):
             found[ref] = Fault(state="overridden", generation=generation)
         elif record is not None and record.state in _OFF:
             problem = _short(record.error) if record.error else None
             found[ref] = Fault(state=_OFF[record.state], generation=generation, error=problem)
-        elif listed is not None and ref not in listed:
+        elif not has_key:
             found[ref] = Fault(state="unlisted", generation=generation)
     return found
 
@@ -75,13 +84,12 @@ def counts_of(known: Mapping[Ref, Known], open_steps: int, faults: Mapping[Ref, 
     """How many objects the fleet has made here, and how many are in each state that is not as desired."""
     states = [fault.state for fault in faults.values()]
     counts = {state: states.count(state) for state in sorted(set(states))}
-    owned = sum(each.is_owned and each != CLAIM for each in known.values())
-    return {"owned": owned, "open": open_steps, **counts}
+    return {"owned": sum(each.is_made for each in known.values()), "open": open_steps, **counts}
 
 
 def generations_digest(known: Mapping[Ref, Known]) -> str:
     """Of the generations that were carried out: equal on the writer's side if nothing is missing."""
-    return digest(*(f"{ref} {each.generation}" for ref, each in sorted(known.items()) if each.is_owned))
+    return digest(*(f"{ref} {each.generation}" for ref, each in sorted(known.items()) if each.is_made))
 
 
 def _short(problem: Problem) -> Problem:

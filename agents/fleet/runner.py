@@ -24,7 +24,7 @@ from agents.store.store import Store
 from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError
 from netplugin.api.models import Finding
 from netplugin.fleet import values
-from netplugin.fleet.errors import LeaseLost
+from netplugin.fleet.errors import EtcdUnavailable, LeaseLost
 from netplugin.fleet.etcd import Credentials, Etcd, KeyValue
 from netplugin.fleet.names import Ref
 from netplugin.fleet.values import Acceptance, Alive, Fault, Summary
@@ -77,6 +77,8 @@ class Fleet:
         self._listed: frozenset[Ref] | None = None
         #: The revision up to which changes of this host's range were seen.
         self._seen = 0
+        #: The revision of the last acceptance that was none.
+        self._unreadable = 0
         store.fleet.is_on = True
 
     async def keep(self) -> None:
@@ -89,9 +91,7 @@ class Fleet:
                 try:
                     await self._follow()
                 except NetpluginError as error:
-                    if self.refused is None or self.refused.detail != error.detail:
-                        LOG.warning("fleet: %s", error)
-                    self.refused, self.connected = error, False
+                    self._refuse(error)
                 except Exception as error:
                     self.connected = False
                     self._supervisor.failed("fleet", error)
@@ -100,6 +100,25 @@ class Fleet:
                 await asyncio.sleep(random.uniform(0, wait_s))
         finally:
             carrying.cancel()
+
+    async def _look_back(self) -> None:
+        """What was changed here while there was no fleet in the options is not the fleet's any more."""
+        fleet = self._store.fleet
+        if fleet.memory.was_off:
+            owned = {ref: known for ref, known in fleet.known.items() if known.is_owned}
+            taken = {
+                ref: replace(known, value="", tag="")
+                for ref, known in owned.items()
+                if known.tag != self._tags.of(ref)
+            }
+            await self._store.database.in_thread(fleet.save, replace(fleet.memory, was_off=False), taken)
+
+    def _refuse(self, error: NetpluginError) -> None:
+        """Nothing counts for now. Members that cannot be reached are logged once, not each in turn."""
+        before, self.refused, self.connected = self.refused, error, False
+        is_away = isinstance(error, EtcdUnavailable) and isinstance(before, EtcdUnavailable)
+        if not is_away and (before is None or before.detail != error.detail):
+            LOG.warning("fleet: %s", error)
 
     async def leave(self) -> None:
         """Give the name of the host free at once, as the agent ends."""
@@ -115,8 +134,10 @@ class Fleet:
 
     async def _follow(self) -> None:
         """Read and watch until the connection ends, or an acceptance came. Raises: NetpluginError."""
-        etcd = Etcd(self._endpoints, self._credentials)
-        self._endpoints = [*self._endpoints[1:], self._endpoints[0]]  # the next connection begins elsewhere
+        await self._look_back()
+        # One member for all of it: what two have may be of different clusters. The next time another.
+        etcd = Etcd(self._endpoints[:1], self._credentials)
+        self._endpoints = [*self._endpoints[1:], self._endpoints[0]]
         try:
             self._lease = lease = self._lease or await etcd.grant(LEASE_S)
             await self._claim_name(etcd, lease)
@@ -124,7 +145,10 @@ class Fleet:
             written = {kv.key: kv.value for kv in reports}
             summary = next((kv.mod_revision for kv in reports if kv.key == self._summary_key), 0)
             revision, refused = await self._read(etcd, summary)
-            self.refused, self.connected = refused, refused is None
+            if refused is not None:
+                self._refuse(refused)
+            else:
+                self.refused, self.connected = None, True
             work = [etcd.keep(lease, LEASE_S), self._report(etcd, written), self._until_accepted(etcd)]
             if refused is None:
                 work.append(self._watch(etcd, revision))
@@ -158,7 +182,7 @@ class Fleet:
         snapshot = await etcd.read(prefix)
         items = await self._service.off_loop.compute(_items, snapshot.items, prefix)
         cluster = values.cluster_name(snapshot.cluster_id)
-        reading = Reading(cluster, snapshot.revision, items, accepted, summary)
+        reading = Reading(cluster, snapshot.revision, items, accepted, summary, self._host)
         fleet = self._store.fleet
         try:
             plan = plan_read(fleet.memory, fleet.known, reading)
@@ -166,12 +190,13 @@ class Fleet:
             if reading.is_older_than(fleet.memory):  # it will come to higher revisions
                 await self._store.database.in_thread(fleet.save, replace(fleet.memory, went_back=True))
             return snapshot.revision, refused
-        self._carrier.drop([*self._carrier.open, *self._carrier.faults])
+        self._carrier.drop({*self._carrier.open} - {step.ref for step in plan.steps})
         self._faults, self._waiting, self._listed = {}, frozenset(), frozenset(items)
         self._seen = max((item.revision for item in items.values()), default=0)
         never = [ref for ref, known in fleet.known.items() if known == CLAIM and ref not in items]
         gone = plan.gone | {ref for ref in never if current_spec(self._store, ref) is None}
-        save = partial(fleet.save, plan.memory, gone=gone, forget_generations=plan.forget_generations)
+        afresh = plan.forget_generations
+        save = partial(fleet.save, plan.memory, plan.known, gone=gone, forget_generations=afresh)
         await self._store.database.in_thread(save)
         self._take(plan)
         return snapshot.revision, None
@@ -224,7 +249,9 @@ class Fleet:
                 try:
                     found.append((values.acceptance(kv.value), kv.mod_revision))
                 except InvalidRequest as wrong:
-                    LOG.warning("fleet: %s: %s", key, wrong)
+                    if kv.mod_revision > self._unreadable:
+                        LOG.warning("fleet: %s: %s", key, wrong)
+                    self._unreadable = max(self._unreadable, kv.mod_revision)
         return tuple(found)
 
     async def _until_accepted(self, etcd: Etcd) -> None:

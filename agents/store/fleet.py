@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from agents.store.database import Database
 from agents.store.set_aside import SetAside
 from netplugin.api.conditions import Condition
-from netplugin.api.errors import Conflict
+from netplugin.api.errors import Conflict, HostError
 from netplugin.fleet.names import Kind, Ref
 
+LOG = logging.getLogger(__name__)
 _TABLE = "fleet"
 
 
@@ -21,7 +23,8 @@ class Memory:
 
     ``accepted``: the highest number of an operator's acceptance that was read, whether it was needed or not;
     ``accepted_revision``: up to where that one lets removals pass. ``reported``: the revision of the host's
-    own last summary. ``went_back``: an older copy was seen, and no operator has accepted it.
+    own last summary. ``went_back``: an older copy was seen, and no operator has accepted it. ``host``: the
+    name whose range was read. ``was_off``: the agent has run without a fleet since.
     """
 
     cluster: str = ""
@@ -30,6 +33,12 @@ class Memory:
     accepted_revision: int = 0
     reported: int = 0
     went_back: bool = False
+    host: str = ""
+    was_off: bool = False
+
+
+# Of a row that cannot be read: no etcd is that cluster, so that none counts until an operator accepts one.
+_UNREADABLE = Memory("unreadable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,11 @@ class Known:
     def is_owned(self) -> bool:
         return self.value != ""
 
+    @property
+    def is_made(self) -> bool:
+        """Whether it is owned, and was carried out to the end."""
+        return self.is_owned and self != CLAIM
+
 
 #: Of an object that is about to be made: whatever becomes of it, the fleet may remove it.
 CLAIM = Known(0, "claimed")
@@ -61,7 +75,7 @@ class FleetStore:
         #: Whether the fleet of the options owns what it has made here.
         self.is_on = False
         row = database.sql.execute("SELECT value FROM meta WHERE key = 'fleet'").fetchone()
-        self.memory = Memory(**json.loads(row[0])) if row is not None else Memory()
+        self.memory = _memory(row[0]) if row is not None else Memory()
         self.known: Mapping[Ref, Known] = dict(
             set_aside.sift(
                 _TABLE,
@@ -109,6 +123,14 @@ class FleetStore:
             if memory is not None:
                 self.memory = memory
 
+    def turn_off(self) -> None:
+        """Note that there is no fleet in the options: what changes from now on is not the fleet's any more."""
+        if self.known and not self.memory.was_off:
+            try:
+                self.save(replace(self.memory, was_off=True))
+            except HostError as refused:
+                LOG.warning("fleet: %s", refused)
+
     def require_free(self, kind: Kind, id: str, condition: Condition) -> None:
         """Refuse a local change of what the fleet has made, unless its caller overrides that.
 
@@ -123,3 +145,11 @@ class FleetStore:
                 fix="change it in the fleet; or, until its next change there, locally with --override (the "
                 "header Netplugin-Override: true)",
             )
+
+
+def _memory(text: str) -> Memory:
+    try:
+        return Memory(**json.loads(text))
+    except (ValueError, TypeError) as wrong:
+        LOG.error("what the host has seen of its fleet's etcd cannot be read: %s", wrong)
+        return _UNREADABLE

@@ -489,6 +489,12 @@ def test_what_a_fleet_has_made_is_remembered_and_an_unreadable_row_is_set_aside(
     store = Store(path)
     assert store.fleet.known == {bad: Known(5, "")} and store.set_aside.all() == []
     store.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE meta SET value = '{' WHERE key = 'fleet'")
+        db.commit()
+    store = Store(path)  # no etcd is of that name: an operator has to accept one
+    assert store.fleet.memory.cluster == "unreadable" and store.fleet.known
+    store.close()
 
 
 def test_a_physical_network_that_cannot_be_read_is_set_aside_until_it_is_put_again(path: Path) -> None:

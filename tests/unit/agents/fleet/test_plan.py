@@ -202,6 +202,19 @@ def test_an_acceptance_that_a_backup_brings_back_has_no_effect() -> None:
     assert plan_read(Memory(), {}, read({}, word)).memory.accepted == 4  # a new host has seen it too
 
 
+def test_a_host_that_is_renamed_removes_nothing_of_the_one_that_had_the_name() -> None:
+    memory = replace(MEMORY, host="h1", reported=900, accepted=1, accepted_revision=950)
+    items = {**WHOLE, ref("p01"): item(removal(11)), ref("p02"): item(removal(12, drained=True))}
+    there = replace(read(items, accept(2, 1000)), host="h2", reported=300)
+    plan = plan_read(memory, MANY, there)
+    assert plan.steps == () and set(plan.faults) == {ref("p01"), ref("p02")} == set(plan.known)
+    assert plan.memory.host == "h2" and plan.memory.reported == 0
+    known = {**MANY, **plan.known}
+    assert plan_read(plan.memory, known, there).steps == ()  # nor later
+    again = {ref("p01"): item(removal(20), 1001)}  # unless it is written again
+    assert removed(plan_watched(plan.memory, known, again, frozenset(), 1001)) == {"p01"}
+
+
 # -- the brake ---------------------------------------------------------------------------------------
 
 

@@ -187,6 +187,39 @@ def test_the_last_of_several_changes_counts_while_the_host_is_slow(
     run(work())
 
 
+def test_a_value_that_is_corrected_is_not_reported_with_the_error_before(
+    running: Agent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried, corrected, free = 0, False, threading.Event()
+
+    def apply(change: Any) -> None:
+        nonlocal tried
+        assert change.ports == ("p1",)
+        if not corrected:
+            tried += 1
+            raise HostError("the kernel says no", step="apply")
+        assert free.wait(DEADLINE_S)
+
+    running.host.on_apply = apply
+
+    async def work() -> None:
+        nonlocal corrected
+        etcd = MemoryEtcd()
+        async with following(running, etcd, monkeypatch):
+            await desire(etcd, "port/p1", 1, spec(1))
+            await until(lambda: etcd.value(f"{REPORTED}/port/p1") and tried >= 3)
+            await etcd.fall()  # what fails goes on as it was after a new connection
+            await etcd.fall(False)
+            assert sum(each.message.startswith("fleet: port/p1") for each in caplog.records) == 1
+            corrected, written = True, await desire(etcd, "port/p1", 2, spec(1))
+            await until(lambda: not etcd.under(f"{REPORTED}/port/"))
+            assert summary(etcd)["revision"] < written
+            free.set()
+            await until(lambda: summary(etcd)["revision"] >= written)
+
+    run(work())
+
+
 def test_a_port_that_fails_later_is_reported(running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         etcd = MemoryEtcd()
@@ -219,6 +252,13 @@ def test_the_fleet_has_the_role_that_the_host_gives_it(
                     assert etcd.value(key)["error"]["code"] == "forbidden", key
         async with following(running, etcd, monkeypatch, Role.OPERATE):
             await until(lambda: "p1" in running.host.ports)
+        made = {Ref(Kind.PHYSICAL_NETWORK, "physnet8"): Known(1, "value", "tag")}
+        running.store.fleet.save(known=made)
+        await desire(etcd, "physical-network/physnet8", 2)
+        async with following(running, etcd, monkeypatch):
+            fault = await until(lambda: etcd.value(f"{REPORTED}/physical-network/physnet8"))
+            await until(lambda: etcd.value(f"{REPORTED}/physical-network/physnet8")["state"] == "failed")
+            assert fault["error"]["code"] == "forbidden"
 
     service = {name: SPEC[name] for name in ("backend", "network", "mac")}
     run(work())
@@ -312,6 +352,46 @@ def test_a_port_that_was_being_made_when_the_agent_was_killed_is_the_fleets(
     run(work())
 
 
+def test_a_port_of_a_claim_without_a_key_is_unlisted(running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        await running.service.ports.put("p1", PortSpec.model_validate(spec(1)))
+        running.store.fleet.save(known={Ref(Kind.PORT, "p1"): CLAIM})
+        async with following(running, etcd, monkeypatch):
+            fault = await until(lambda: etcd.value(f"{REPORTED}/port/p1"))
+            assert fault["state"] == "unlisted" and set(running.host.ports) == {"p1"}
+
+    run(work())
+
+
+def test_what_was_made_here_while_there_was_no_fleet_is_not_removed_by_it(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        etcd, store = MemoryEtcd(), running.store
+        for number in range(3):
+            await desire(etcd, f"port/p{number}", 1, spec(number))
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: owned(running) == 3)
+        store.fleet.is_on = False
+        store.fleet.turn_off()
+        await running.service.ports.delete("p1")
+        other = PortSpec.model_validate(spec(1, qos={"egress_kbps": 5}))
+        await running.service.ports.put("p1", other)
+        await running.service.ports.put("p2", PortSpec.model_validate(spec(2, qos={"egress_kbps": 5})))
+        await desire(etcd, "port/p0", 2)
+        await desire(etcd, "port/p1", 2)
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: set(running.host.ports) == {"p1", "p2"})
+            fault = await until(lambda: etcd.value(f"{REPORTED}/port/p2"))
+            assert "no fleet" in fault["error"]["detail"] and running.host.ports["p2"].qos.egress_kbps == 5
+            await desire(etcd, "port/p2", 2, spec(2))
+            await until(lambda: running.host.ports["p2"].qos.egress_kbps is None)
+            assert not store.fleet.memory.was_off and running.host.ports["p1"].qos.egress_kbps == 5
+
+    run(work())
+
+
 def test_a_claim_for_a_port_that_never_came_goes_with_its_key(
     running: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +481,7 @@ def test_an_older_copy_is_refused_however_far_it_grows(
         await etcd.put("/netplugin/v1/accepted", word)
         async with following(running, etcd, monkeypatch):
             await until(lambda: summary(etcd)["counts"].get("unlisted") == 1)
-            assert set(running.host.ports) == {"p2"}
+            await until(lambda: set(running.host.ports) == {"p2"})
 
     run(work())
 
