@@ -27,6 +27,7 @@ from netplugin.fleet import values
 from netplugin.fleet.errors import EtcdUnavailable, LeaseLost
 from netplugin.fleet.etcd import Credentials, Etcd, KeyValue
 from netplugin.fleet.names import Ref
+from netplugin.fleet.reports import refs
 from netplugin.fleet.values import Acceptance, Alive, Fault, Summary
 from netplugin.host.supervisor import Supervisor
 
@@ -178,9 +179,8 @@ class Fleet:
     async def _read(self, etcd: Etcd, summary: int) -> tuple[int, NetpluginError | None]:
         """Read the range and plan. Returns its revision, and why nothing of it counts."""
         accepted = await self._acceptances(etcd)
-        prefix = values.desired_prefix(self._host)
-        snapshot = await etcd.read(prefix)
-        items = await self._service.off_loop.compute(_items, snapshot.items, prefix)
+        snapshot = await etcd.read(values.desired_prefix(self._host))
+        items = await self._service.off_loop.compute(_items, snapshot.items)
         cluster = values.cluster_name(snapshot.cluster_id)
         reading = Reading(cluster, snapshot.revision, items, accepted, summary, self._host)
         fleet = self._store.fleet
@@ -202,14 +202,14 @@ class Fleet:
         return snapshot.revision, None
 
     async def _watch(self, etcd: Etcd, revision: int) -> None:
-        prefix = values.desired_prefix(self._host)
-        async for changes in etcd.watch(prefix, revision + 1):
+        async for changes in etcd.watch(values.desired_prefix(self._host), revision + 1):
             if not changes:
                 continue
             last = {kv.key: kv for kv in changes}.values()
             kept = [kv for kv in last if not kv.is_deleted]
-            items = await self._service.off_loop.compute(_items, kept, prefix)
-            deleted = frozenset(_refs(prefix, [kv.key for kv in last if kv.is_deleted]))
+            gone = [kv for kv in last if kv.is_deleted]
+            items = await self._service.off_loop.compute(_items, kept)
+            deleted = frozenset(ref for _, ref, _ in refs(gone))
             seen = max(kv.mod_revision for kv in last)
             concerned = {*items, *deleted}
             self._carrier.drop(deleted)  # a removal too, if it is not done: what is not there does not count
@@ -247,7 +247,7 @@ class Fleet:
         for key in values.acceptance_keys(self._host):
             for kv in (await etcd.read(key)).items:
                 try:
-                    found.append((values.acceptance(kv.value), kv.mod_revision))
+                    found.append((values.valid_value(Acceptance, kv.value), kv.mod_revision))
                 except InvalidRequest as wrong:
                     if kv.mod_revision > self._unreadable:
                         LOG.warning("fleet: %s: %s", key, wrong)
@@ -323,18 +323,9 @@ class Fleet:
         return keys | {self._summary_key: summary.model_dump_json().encode()}
 
 
-def _refs(prefix: str, keys: list[str]) -> list[Ref]:
-    """The objects of these keys; others are nobody's."""
-    found = []
-    for key in keys:
-        with suppress(InvalidRequest):
-            found.append(Ref.of(key.removeprefix(prefix)))
-    return found
-
-
-def _items(found: Iterable[KeyValue], prefix: str) -> dict[Ref, Item]:
+def _items(found: Iterable[KeyValue]) -> dict[Ref, Item]:
     """The values by object, each as a model or the error of why it is none."""
-    return {ref: _item(ref, kv) for kv in found for ref in _refs(prefix, [kv.key])}
+    return {ref: _item(ref, kv) for _, ref, kv in refs(found)}
 
 
 def _item(ref: Ref, kv: KeyValue) -> Item:

@@ -124,7 +124,7 @@ class FleetStore:
                 self.memory = memory
 
     def turn_off(self) -> None:
-        """Note that there is no fleet in the options: what changes from now on is not the fleet's any more."""
+        """Note that the options have no fleet: what changes from now on is not the fleet's any more."""
         if self.known and not self.memory.was_off:
             try:
                 self.save(replace(self.memory, was_off=True))

@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from netplugin.api.errors import InvalidRequest, NetpluginError, NotFound, Unsupported
 from netplugin.api.models import Finding
@@ -18,10 +18,9 @@ from netplugin.fleet.names import Ref
 from netplugin.fleet.reports import PORTS, Report, findings, refs, standing
 
 if TYPE_CHECKING:
-    from netplugin.fleet.writer import Writer, Written
+    from netplugin.fleet.writer import Writer
 
 T = TypeVar("T")
-_Options = Mapping[str, dict[str, Any]]
 _OF_ETCD = {
     "endpoints": "members of etcd as host:port, with commas between them",
     "ca": "file with the CA of etcd",
@@ -31,33 +30,16 @@ _OF_ETCD = {
 _AS_DESIRED = ("verified", "removed")
 
 
-def _option(metavar: str, words: str, **more: Any) -> dict[str, Any]:
-    return {"metavar": metavar, "help": words, **more}
-
-
-def _flag(words: str) -> dict[str, Any]:
-    return {"action": "store_true", "help": words}
-
-
-def _list(metavar: str, words: str) -> dict[str, Any]:
-    return _option(metavar, f"{words}; may be given several times", action="append", default=[])
-
-
-_TIMEOUT = _option("SECONDS", "for each host (default: 300)", type=show.seconds, default=300.0)
-
-
 class _Fleet(show.Base):
     """What all of these have: the options of etcd, and a connection."""
 
-    options: ClassVar[_Options] = {}
-
     def add_options(self, parser: ArgumentParser) -> None:
-        for name, words in self.options.items():
-            parser.add_argument(name, **words)
         for name, text in _OF_ETCD.items():
-            given = os.environ.get(f"NETPLUGIN_FLEET_{name.upper()}")
-            text = f"{text} (default: NETPLUGIN_FLEET_{name.upper()})"
-            parser.add_argument(f"--{name}", default=given, metavar=name.upper(), help=text)
+            variable = f"NETPLUGIN_FLEET_{name.upper()}"
+            text = f"{text} (default: {variable})"
+            parser.add_argument(
+                f"--{name}", default=os.environ.get(variable), metavar=name.upper(), help=text
+            )
 
     def ask(self, options: Namespace, work: Callable[[Writer], Awaitable[T]]) -> T:
         """What ``work`` returns, as the user of the options. Raises: NetpluginError."""
@@ -73,7 +55,7 @@ class _Fleet(show.Base):
                 raise InvalidRequest.of_field(name, "is required", fix=f"set NETPLUGIN_FLEET_{name.upper()}")
 
         async def connected() -> T:
-            files = Credentials(*(Path(getattr(options, name)) for name in ("ca", "cert", "key")))
+            files = Credentials(Path(options.ca), Path(options.cert), Path(options.key))
             etcd = Access(options.endpoints.split(","), files)
             try:
                 return await work(Writer(etcd))
@@ -81,6 +63,16 @@ class _Fleet(show.Base):
                 await etcd.close()
 
         return asyncio.run(connected())
+
+
+def _add_list(parser: ArgumentParser, name: str, metavar: str, words: str) -> None:
+    words = f"{words}; may be given several times"
+    parser.add_argument(name, metavar=metavar, action="append", default=[], help=words)
+
+
+def _add_timeout(parser: ArgumentParser) -> None:
+    words = "for each host (default: 300)"
+    parser.add_argument("--timeout", metavar="SECONDS", type=show.seconds, default=300.0, help=words)
 
 
 class FleetStatus(_Fleet, show.FindingLister):
@@ -136,40 +128,37 @@ def _numbers(report: Report) -> show.Row:
 class _Objects(_Fleet, show.TableLister):
     """A row for each object that is desired, or that a host has although it is not."""
 
+    empty = "no ports"
     head = ("host", "object", "state")
     cuts = False
 
-    def rows(self, options: Namespace, host: str, chosen: Callable[[Ref], bool]) -> list[show.Row]:
-        async def read(writer: Writer) -> tuple[dict[str, Report], list[Written]]:
-            return await writer.reports(host), await writer.desired(host, chosen)
+    def rows(self, options: Namespace, host: str, chosen: Callable[[Ref], bool]) -> show.Listed:
+        async def read(writer: Writer) -> list[show.Row]:
+            found = await writer.reports(host)
+            desired = {(each.host, each.ref): each for each in await writer.desired(host, chosen)}
+            held = {(each.host, ref) for each in found.values() for ref in each.faults if chosen(ref)}
+            rows: list[show.Row] = []
+            for name, ref in sorted({*desired, *held}):
+                each, report = desired.get((name, ref)), found.get(name, Report(name, ""))
+                at, value = (each.revision, each.desired) if each else (None, None)
+                generation = each and each.generation
+                rows.append((name, str(ref), generation, *standing(report, ref, at, value)))
+            return rows
 
-        found, desired = self.ask(options, read)
-        named = {(each.host, each.ref): each for each in desired}
-        held = {(each.host, ref) for each in found.values() for ref in each.faults if chosen(ref)}
-        rows: list[show.Row] = []
-        for name, ref in sorted({*named, *held}):
-            each = named.get((name, ref))
-            at, value = (each.revision, each.desired) if each else (None, None)
-            state = standing(found.get(name, Report(name, "")), ref, at, value)
-            rows.append((name, str(ref), each and each.generation, *state))
-        return rows
-
-    def shown(self, rows: list[show.Row]) -> show.Listed:
-        return ("host", "object", "generation", "state", "why", "next"), rows
+        return ("host", "object", "generation", "state", "why", "next"), self.ask(options, read)
 
 
 class FleetPorts(_Objects):
     """List the ports of the fleet, each with its state."""
 
-    empty = "no ports"
-    options: ClassVar[_Options] = {
-        "--host": _option("HOST", "only those of this host", default=""),
-        "--off": _flag("only those that are not as desired"),
-    }
+    def add_options(self, parser: ArgumentParser) -> None:
+        super().add_options(parser)
+        parser.add_argument("--host", metavar="HOST", default="", help="only those of this host")
+        parser.add_argument("--off", action="store_true", help="only those that are not as desired")
 
     def take_action(self, parsed_args: Namespace) -> show.Listed:
-        rows = self.rows(parsed_args, parsed_args.host, lambda ref: ref.kind in PORTS)
-        return self.shown([row for row in rows if not (parsed_args.off and row[3] in _AS_DESIRED)])
+        columns, rows = self.rows(parsed_args, parsed_args.host, lambda ref: ref.kind in PORTS)
+        return columns, [row for row in rows if not (parsed_args.off and row[3] in _AS_DESIRED)]
 
 
 class FleetExplain(_Objects):
@@ -178,18 +167,17 @@ class FleetExplain(_Objects):
     On each host that has it. Exit status 1 if it is not as desired.
     """
 
-    empty = "no such object"
-    options: ClassVar[_Options] = {
-        "id": _option("ID", "ID of a port, or name of a network"),
-    }
+    def add_options(self, parser: ArgumentParser) -> None:
+        super().add_options(parser)
+        parser.add_argument("id", metavar="ID", help="ID of a port, or name of a network")
 
     def take_action(self, parsed_args: Namespace) -> show.Listed:
-        rows = self.rows(parsed_args, "", lambda ref: ref.id == parsed_args.id)
+        columns, rows = self.rows(parsed_args, "", lambda ref: ref.id == parsed_args.id)
         if not rows:
             text = f"no host has, or is to have, {parsed_args.id}"
             raise NotFound(text, step="fleet", fix="netplugin fleet ports")
         self.status = 1 if any(row[3] not in _AS_DESIRED for row in rows) else 0
-        return self.shown(rows)
+        return columns, rows
 
 
 class FleetDrain(_Fleet, show.TableLister):
@@ -199,33 +187,26 @@ class FleetDrain(_Fleet, show.TableLister):
     """
 
     empty = "the host has no ports"
-    options: ClassVar[_Options] = {
-        "host": _option("HOST", "name of the host"),
-        "--port": _list("ID", "only this port"),
-        "--timeout": _TIMEOUT,
-    }
+
+    def add_options(self, parser: ArgumentParser) -> None:
+        super().add_options(parser)
+        parser.add_argument("host", metavar="HOST", help="name of the host")
+        _add_list(parser, "--port", "ID", "only this port")
+        _add_timeout(parser)
 
     def take_action(self, parsed_args: Namespace) -> show.Listed:
         async def drain(writer: Writer) -> list[show.Row]:
-            gone = await writer.drain(parsed_args.host, parsed_args.port)
-            waits = (writer.verified(each, within_s=parsed_args.timeout) for each in gone)
-            results = await asyncio.gather(*waits, return_exceptions=True)
-            return [_drained(each.ref, result) for each, result in zip(gone, results, strict=True)]
+            async def gone(each: Any) -> show.Row:
+                try:
+                    await writer.verified(each, within_s=parsed_args.timeout)
+                except NetpluginError as error:
+                    self.status = 1
+                    return str(each.ref), "left", show.Error(error.problem().model_dump(mode="json"))
+                return str(each.ref), "removed", None
 
-        rows = self.ask(parsed_args, drain)
-        self.status = 1 if any(row[2] for row in rows) else 0
-        return ("object", "state", "error"), rows
+            return await asyncio.gather(*map(gone, await writer.drain(parsed_args.host, parsed_args.port)))
 
-
-def _drained(ref: Ref, result: Written | BaseException) -> show.Row:
-    if isinstance(result, NetpluginError):
-        return str(ref), "left", show.Error(result.problem().model_dump(mode="json"))
-    if isinstance(result, BaseException):
-        raise result
-    return str(ref), "removed", None
-
-
-_MOST = "hosts that are changed and not verified, or failed, at once (default: 1)"
+        return ("object", "state", "error"), self.ask(parsed_args, drain)
 
 
 class FleetRoll(_Fleet, show.ShowOne):
@@ -235,17 +216,19 @@ class FleetRoll(_Fleet, show.ShowOne):
     where it was, from any machine. Exit status 1 if a host failed or is left.
     """
 
-    options: ClassVar[_Options] = {
-        "object": _option("OBJECT", "such as physical-network/physnet1"),
-        "--change": _option(
-            "JSON", "fields to change, null for the default; default: go on with an unfinished roll"
-        ),
-        "--host": _list("HOST", "only this host (default: all that have the object)"),
-        "--max-unavailable": _option("N", _MOST, type=show.whole, default=1),
-        "--stop-on-error": _flag("begin with no host after one has failed"),
-        "--abandon": _flag("forget an unfinished roll; what it has changed stays"),
-        "--timeout": _TIMEOUT,
-    }
+    def add_options(self, parser: ArgumentParser) -> None:
+        super().add_options(parser)
+        parser.add_argument("object", metavar="OBJECT", help="such as physical-network/physnet1")
+        words = "fields to change, null for the default; default: go on with an unfinished roll"
+        parser.add_argument("--change", metavar="JSON", help=words)
+        _add_list(parser, "--host", "HOST", "only this host (default: all that have the object)")
+        words = "hosts that are changed and not verified, or failed, at once (default: 1)"
+        parser.add_argument("--max-unavailable", metavar="N", type=show.whole, default=1, help=words)
+        words = "begin with no host after one has failed"
+        parser.add_argument("--stop-on-error", action="store_true", help=words)
+        words = "forget an unfinished roll; what it has changed stays"
+        parser.add_argument("--abandon", action="store_true", help=words)
+        _add_timeout(parser)
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
         ref = Ref.of(parsed_args.object)
@@ -286,16 +269,17 @@ class FleetAccept(_Fleet, show.ShowOne):
     After a restore, for another cluster, and for removals that wait. Hosts read it within half a minute.
     """
 
-    options: ClassVar[_Options] = {
-        "--revision": _option("N", "of etcd, as status prints it", type=show.whole, required=True),
-        "--host": _option("HOST", "for this host alone", default=""),
-    }
+    def add_options(self, parser: ArgumentParser) -> None:
+        super().add_options(parser)
+        words = "of etcd, as status prints it"
+        parser.add_argument("--revision", metavar="N", type=show.whole, required=True, help=words)
+        parser.add_argument("--host", metavar="HOST", default="", help="for this host alone")
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
-        def work(writer: Writer) -> Awaitable[values.Acceptance]:
+        async def work(writer: Writer) -> values.Acceptance:
             from netplugin.fleet.roll import accept
 
-            return accept(writer, parsed_args.revision, parsed_args.host)
+            return await accept(writer, parsed_args.revision, parsed_args.host)
 
         return show.fields(self.ask(parsed_args, work))
 
@@ -307,14 +291,15 @@ class FleetInit(_Fleet, show.Command):
     certificate with its name as CN.
     """
 
-    options: ClassVar[_Options] = {
-        "--host": _list("HOST", "a host, by its [fleet] host"),
-        "--reader": _list("USER", "who may see all of the fleet"),
-        "--writer": _list("USER", "who may also desire objects, such as a platform"),
-        "--operator": _list("USER", "who may also accept, and roll"),
-        "--remove": _list("HOST", "a host whose user is to go"),
-        "--no-enable": _flag("leave access control off, so that whoever has a certificate may do anything"),
-    }
+    def add_options(self, parser: ArgumentParser) -> None:
+        super().add_options(parser)
+        _add_list(parser, "--host", "HOST", "a host, by its [fleet] host")
+        _add_list(parser, "--reader", "USER", "who may see all of the fleet")
+        _add_list(parser, "--writer", "USER", "who may also desire objects, such as a platform")
+        _add_list(parser, "--operator", "USER", "who may also accept, and roll")
+        _add_list(parser, "--remove", "HOST", "a host whose user is to go")
+        words = "leave access control off, so that whoever has a certificate may do anything"
+        parser.add_argument("--no-enable", action="store_true", help=words)
 
     def take_action(self, parsed_args: Namespace) -> None:
         async def init(writer: Writer) -> list[str]:

@@ -8,8 +8,7 @@ from netplugin.api.errors import NetpluginError
 class EtcdError(NetpluginError):
     """Any other refusal, in the words of etcd."""
 
-    code = "etcd_error"
-    title = "etcd refused"
+    code, title = "etcd_error", "etcd refused"
 
 
 class EtcdUnavailable(EtcdError):
@@ -18,13 +17,11 @@ class EtcdUnavailable(EtcdError):
 
 
 class EtcdForbidden(EtcdError):
-    code, status = "etcd_forbidden", 403
-    title = "etcd does not let this user do it"
+    code, status, title = "etcd_forbidden", 403, "etcd does not let this user do it"
 
 
 class EtcdFull(EtcdError):
-    code, status = "etcd_full", 507
-    title = "The database of etcd is full"
+    code, status, title = "etcd_full", 507, "The database of etcd is full"
 
 
 class Compacted(EtcdError):
@@ -35,61 +32,50 @@ class Compacted(EtcdError):
 
 
 class LeaseLost(EtcdError):
-    code, status, retryable = "etcd_lease_lost", 410, True
-    title = "The lease has run out"
+    code, status, retryable, title = "etcd_lease_lost", 410, True, "The lease has run out"
 
 
 class TooLarge(EtcdError):
-    code = "etcd_too_large"
-    title = "An answer has more bytes than the client takes"
+    code, title = "etcd_too_large", "An answer has more bytes than the client takes"
 
 
 class NotAsDesired(NetpluginError):
     """An object, or what a host was to do for it; ``state`` is that of its ``Fault``."""
 
-    code = "not_as_desired"
-    status = 409
-    title = "The host reports that an object is not as desired"
+    code, status, title = "not_as_desired", 409, "The host reports that an object is not as desired"
     state = "failed"
 
 
 class HostRefuses(NetpluginError):
     """Nothing of what etcd has is carried out by this host, until an operator accepts it."""
 
-    code = "host_refuses"
-    status = 409
-    title = "The host does not follow this etcd"
+    code, status, title = "host_refuses", 409, "The host does not follow this etcd"
 
 
-LOOK = "see whether the members of [fleet] endpoints run and reach each other: etcdctl endpoint health"
-_USER = "give the user of the certificate in [fleet] cert its role in etcd"
-#: By the status of gRPC and a part of its text, the first that fits: the error, and its fix.
+LOOK = "see whether the members of etcd run and reach each other: etcdctl endpoint health"
+#: Where the files of the certificates are named.
+FILES = "[fleet] ca, cert, key of a host; --ca, --cert, --key or NETPLUGIN_FLEET_CA and so on of a command"
+_USER = "give the user, which is the common name of the certificate, its role: netplugin fleet init"
+_SPACE = "compact and defragment etcd, or raise --quota-backend-bytes; then etcdctl alarm disarm"
+#: By the status of gRPC and a part of its text, the first that fits: the error, and its fix. INTERNAL is of
+#: gRPC: a write to a connection that has just ended.
 _MEANINGS: tuple[tuple[str, str, type[EtcdError], str | None], ...] = (
     ("OUT_OF_RANGE", "compacted", Compacted, None),
     ("NOT_FOUND", "lease", LeaseLost, None),
     ("RESOURCE_EXHAUSTED", "larger than max", TooLarge, "delete the value that is so large"),
-    (
-        "RESOURCE_EXHAUSTED",
-        "space",
-        EtcdFull,
-        "compact and defragment etcd, or raise --quota-backend-bytes; then etcdctl alarm disarm",
-    ),
+    ("RESOURCE_EXHAUSTED", "space", EtcdFull, _SPACE),
     ("PERMISSION_DENIED", "", EtcdForbidden, _USER),
     ("UNAUTHENTICATED", "", EtcdForbidden, _USER),
     ("INVALID_ARGUMENT", "user name is empty", EtcdForbidden, _USER),
-    ("UNAVAILABLE", "SSL", EtcdUnavailable, "compare [fleet] ca, cert and key with the certificates of etcd"),
-    ("UNAVAILABLE", "", EtcdUnavailable, LOOK),
-    ("DEADLINE_EXCEEDED", "", EtcdUnavailable, LOOK),
-    ("CANCELLED", "", EtcdUnavailable, LOOK),
-    ("INTERNAL", "", EtcdUnavailable, LOOK),  # of gRPC: a write to a connection that has just ended
+    ("UNAVAILABLE", "SSL", EtcdUnavailable, f"compare the certificates with those of etcd ({FILES})"),
     ("UNKNOWN", "Stream removed", EtcdUnavailable, LOOK),
-    ("RESOURCE_EXHAUSTED", "", EtcdUnavailable, LOOK),
+    *((code, "", EtcdUnavailable, LOOK) for code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")),
+    *((code, "", EtcdUnavailable, LOOK) for code in ("INTERNAL", "RESOURCE_EXHAUSTED")),
 )
 
 
 def explained(code: str, detail: str, step: str, member: str) -> EtcdError:
     """The error for the name of a status of gRPC, with the words of etcd."""
-    for status, part, error, fix in _MEANINGS:
-        if code == status and part in detail:
-            return error(f"{member}: {detail or code}", step=step, fix=fix)
-    return EtcdError(f"{member}: {detail or code}", step=step)
+    found = (each[2:] for each in _MEANINGS if code == each[0] and each[1] in detail)
+    error, fix = next(found, (EtcdError, None))
+    return error(f"{member}: {detail or code}", step=step, fix=fix)

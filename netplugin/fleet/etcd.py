@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from netplugin.api.errors import reason
 from netplugin.fleet.errors import (
+    FILES,
     LOOK,
     Compacted,
     EtcdError,
@@ -76,7 +77,7 @@ class Credentials:
         try:
             parts = [path.read_bytes() for path in (self.ca, self.key, self.cert)]
         except OSError as wrong:
-            fix = "correct [fleet] ca, cert and key"
+            fix = f"correct it: {FILES}"
             raise EtcdForbidden(f"{wrong.filename}: {reason(wrong)}", step="credentials", fix=fix) from None
         return grpc.ssl_channel_credentials(*parts)
 

@@ -21,10 +21,14 @@ PORTS = (Kind.PORT, Kind.SERVICE_PORT)
 
 @dataclass(frozen=True)
 class Report:
-    """Of one host, as etcd of ``cluster`` has it. ``unreadable``: keys whose values are not of the models."""
+    """Of one host, as etcd of ``cluster`` had it at a revision.
+
+    ``unreadable``: keys whose values are not of the models.
+    """
 
     host: str
     cluster: str
+    at: int = 0
     is_alive: bool = False
     summary: Summary | None = None
     faults: dict[Ref, Fault] = field(default_factory=dict)
@@ -68,7 +72,7 @@ def reports(reported: Snapshot, alive: Snapshot) -> dict[str, Report]:
     cluster = cluster_name(reported.cluster_id)
 
     def of(host: str) -> Report:
-        return found.setdefault(host, Report(host, cluster))
+        return found.setdefault(host, Report(host, cluster, reported.revision))
 
     for kv in alive.items:
         host = kv.key.removeprefix(root("alive"))
@@ -108,7 +112,7 @@ def standing(
     except HostRefuses as refused:
         return "refused", refused.detail, refused.fix or "netplugin fleet status"
     except NotAsDesired as wrong:
-        words = _STATES.get(wrong.state, _FAILED)[2].format(host=host, id=ref.id)
+        words = _meaning(wrong.state)[2].format(host=host, id=ref.id)
         return wrong.state, wrong.detail, wrong.fix or words or fix
     if not report.is_alive:
         return "unreachable", "its agent is not connected to etcd", "netplugin fleet status"
@@ -122,12 +126,14 @@ def findings(found: Mapping[str, Report], newest: Mapping[str, int], revision: i
     ``revision``: that of etcd now, up to which an operator may accept.
     """
     for host in sorted({*found, *newest}):
-        report = found.get(host, Report(host, ""))
-        for what, status, text, fix in _of_host(report, newest.get(host, 0), revision):
-            expected = "the host follows this etcd, and each object is as etcd has it"
-            yield Finding(
-                id=f"{what}-{host}", status=status, found=f"{host}: {text}", expected=expected, fix=fix
+        for what, status, text, fix in _of_host(
+            found.get(host, Report(host, "")), newest.get(host, 0), revision
+        ):
+            text, expected = (
+                f"{host}: {text}",
+                "the host follows this etcd, and each object is as etcd has it",
             )
+            yield Finding(id=f"{what}-{host}", status=status, found=text, expected=expected, fix=fix)
 
 
 def _of_host(report: Report, newest: int, revision: int) -> Iterator[tuple[str, _Status, str, str]]:
@@ -155,16 +161,16 @@ def _of_host(report: Report, newest: int, revision: int) -> Iterator[tuple[str, 
     for ref, fault in sorted(report.faults.items()):
         by_state.setdefault(fault.state if fault.state in _STATES else "failed", []).append(ref)
     for state, those in by_state.items():
-        status, text, fix = _STATES.get(state, _FAILED)
+        status, text, fix = _meaning(state)
         text = f"{max(len(those), counts.get(state, 0))} {text}: {some([str(ref) for ref in those])}"
         fix = f"if they are to go: {accept}" if state == "waiting" else fix.format(host=host, id=those[0].id)
         yield state, status, text, fix or f"netplugin fleet explain {those[0].id}"
 
 
 _Status = Literal["fail", "warn"]
-_FAILED: tuple[_Status, str, str] = ("fail", "could not be made so", "")
-#: The other states of faults: how bad, in words, and what to do.
+#: The states of faults: how bad, in words, and what to do.
 _STATES: dict[str, tuple[_Status, str, str]] = {
+    "failed": ("fail", "could not be made so", ""),
     "degraded": ("fail", "do not work as they should", ""),
     "waiting": ("fail", "removals wait, because so many were found at once", "netplugin fleet status"),
     "overridden": ("warn", "were changed on the host with --override", "write it again to end that"),
@@ -173,3 +179,8 @@ _STATES: dict[str, tuple[_Status, str, str]] = {
         "write it again; or, if it is to go: netplugin fleet drain {host} --port {id}",
     ),
 }
+
+
+def _meaning(state: str) -> tuple[_Status, str, str]:
+    """That of a newer host's state, which is not known here, is ``failed``."""
+    return _STATES.get(state, _STATES["failed"])

@@ -7,7 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError, NotFound, PreconditionFailed
+from netplugin.api.errors import (
+    Conflict,
+    InvalidRequest,
+    NetpluginError,
+    NotFound,
+    PreconditionFailed,
+    some,
+)
 from netplugin.api.fields import Name, Value
 from netplugin.fleet import values
 from netplugin.fleet.errors import EtcdError, NotAsDesired
@@ -15,6 +22,9 @@ from netplugin.fleet.names import Ref
 from netplugin.fleet.reports import refs
 from netplugin.fleet.values import Acceptance
 from netplugin.fleet.writer import Writer, Written, encoded
+
+# No time and no count of acceptances comes to it.
+_HIGHEST = 1 << 40
 
 
 async def accept(writer: Writer, revision: int, host: str = "") -> Acceptance:
@@ -29,19 +39,20 @@ async def accept(writer: Writer, revision: int, host: str = "") -> Acceptance:
         raise InvalidRequest.of_field("revision", f"etcd is at {snapshot.revision} now")
     summaries = [report.summary for report in (await writer.reports(host)).values() if report.summary]
     here = values.cluster_name(snapshot.cluster_id)
-    others = sorted({each.cluster for each in summaries} - {here, ""})
-    if len(others) > 1:
-        text = f"the hosts come from several clusters: {', '.join(others)}"
+    # A host that is taken over may report anything: it makes none of the others refuse for good.
+    clusters = {each.cluster for each in summaries if each.cluster != here or each.refused} - {""}
+    if len(clusters) > 1:
+        text = f"the hosts come from several clusters: {some(sorted(clusters))}"
         raise Conflict(text, step="accept", fix="accept for one host after the other, with --host")
-    numbers = [each.accepted for each in summaries]
+    numbers = [each.accepted for each in summaries if each.accepted < _HIGHEST]
     for kv in before:
         try:
-            numbers.append(values.acceptance(kv.value).number)
+            numbers.append(values.valid_value(Acceptance, kv.value).number)
         except InvalidRequest:
             continue
     # The time, to be above those that a backup has forgotten, too.
     number = max([int(time.time()), *(each + 1 for each in numbers)])
-    made = Acceptance(number=number, cluster=here, replaces=others[0] if others else here, revision=revision)
+    made = Acceptance(number=number, cluster=here, replaces=min(clusters, default=here), revision=revision)
     key = own if host else everyone
     known = {key: next((kv.mod_revision for kv in before if kv.key == key), 0)}
     if await writer.etcd.change({key: made.model_dump_json().encode()}, unchanged=known) is None:
@@ -147,7 +158,7 @@ class Roller:
     async def _one(self, host: str, body: dict[str, Any]) -> None:
         """Raises: Conflict if another machine goes on with this roll, EtcdError."""
         try:
-            report = (await self._writer.reports(host))[host]
+            report = await self._writer.report(host)
             if not report.is_alive:
                 fix = "repair its agent, and go on with the roll"
                 raise NotAsDesired("its agent is not connected to etcd", step="roll", fix=fix)
@@ -159,7 +170,7 @@ class Roller:
                 revision = await self._save({key: value}, {key: there.revision})
                 there = Written(host, self._ref, revision, desired)
             await self._writer.verified(there, within_s=self._host_s)
-            off = (await self._writer.reports(host))[host].off
+            off = (await self._writer.report(host)).off
             if off > report.off:
                 fix = f"netplugin fleet ports --host {host} --off"
                 text = f"{off} objects are not as desired any more, {report.off} before"

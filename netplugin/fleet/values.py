@@ -23,6 +23,7 @@ S = TypeVar("S", PortSpec, ServicePortSpec, NetworkSpec, PhysicalNetworkSpec)
 M = TypeVar("M", bound=BaseModel)
 #: A revision or a generation: etcd has 64 bits, of which the first is a sign.
 Number = Annotated[int, Field(ge=0, lt=1 << 63, strict=True)]
+Positive = Annotated[int, Field(ge=1, lt=1 << 63, strict=True)]
 _ROOT = "/netplugin/v1"
 # The largest spec that the models accept, a network with its peers, is a third of it.
 _LARGEST = 256 << 10
@@ -34,7 +35,7 @@ class Desired(Value, Generic[S]):
     ``drained``: the removal is part of a drain of the whole host, which no brake stops.
     """
 
-    generation: Annotated[int, Field(ge=1, lt=1 << 63, strict=True)]
+    generation: Positive
     spec: S | None = None
     deleted: Flag = False
     drained: Flag = False
@@ -70,7 +71,7 @@ class Acceptance(Value):
     is above that of every acceptance before, so that one which a backup brings back has no effect.
     """
 
-    number: Annotated[int, Field(ge=1, lt=1 << 63, strict=True)]
+    number: Positive
     cluster: str
     replaces: str
     revision: Number
@@ -158,11 +159,6 @@ def acceptance_keys(host: str) -> tuple[str, str]:
 def parsed(ref: Ref, value: bytes) -> AnyDesired:
     """Raises: InvalidRequest."""
     return valid_value(_DESIRED[ref.kind], value)
-
-
-def acceptance(value: bytes) -> Acceptance:
-    """Raises: InvalidRequest."""
-    return valid_value(Acceptance, value)
 
 
 def valid_value(model: type[M], value: bytes) -> M:

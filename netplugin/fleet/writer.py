@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -89,17 +89,22 @@ class Writer:
         Raises: NotAsDesired with the host's error, HostRefuses, PreconditionFailed if another has written it
         meanwhile, OperationTimeout, EtcdError.
         """
-        async with deadline(within_s, f"{written.host}: {written.ref} is not verified"):
-            async with aclosing(self._reports(written.host, written.ref)) as found:
-                async for report, there in found:
-                    if _has_gone(written, there):
+        host, ref = written.host, written.ref
+        async with deadline(within_s, f"{host}: {ref} is not verified"):
+            while True:
+                try:
+                    report = await self.report(host)
+                    if _has_gone(written, await self.get(host, ref)):
                         return written
-                    if report.is_verified(written.ref, written.revision):
+                    if report.is_verified(ref, written.revision):
                         break
-        if written.desired is not None and written.desired.deleted:
-            key = values.desired_key(written.host, written.ref)
-            # Not if another has written it since.
-            await self.etcd.change({}, delete=[key], unchanged={key: written.revision})
+                    await self._until_reported(host, report.at)
+                except (EtcdUnavailable, Compacted):
+                    await asyncio.sleep(AGAIN_S)
+            if written.desired is not None and written.desired.deleted:
+                key = values.desired_key(host, ref)
+                # Not if another has written it since.
+                await self.etcd.change({}, delete=[key], unchanged={key: written.revision})
         return written
 
     async def drain(self, host: str, ports: Collection[str] = ()) -> list[Written]:
@@ -107,7 +112,7 @@ class Writer:
 
         Raises: NotFound if one of ``ports`` is not there, and as ``delete``.
         """
-        there = {ref: 0 for ref in (await self._report(host))[0].faults if ref.kind in PORTS}
+        there = {ref: 0 for ref in (await self.report(host)).faults if ref.kind in PORTS}
         desired = await self.desired(host, lambda ref: ref.kind in PORTS)
         there |= {each.ref: each.generation for each in desired}
         for missing in sorted(set(ports) - {ref.id for ref in there}):
@@ -125,9 +130,15 @@ class Writer:
     async def reports(self, host: str = "") -> dict[str, Report]:
         """Of all hosts, or of one, whether it has reported or not. Raises: EtcdError."""
         if host:
-            return {host: (await self._report(host))[0]}
+            return {host: await self.report(host)}
         reported = await self.etcd.read(values.root("reported"))
         return reports(reported, await self.etcd.read(values.root("alive")))
+
+    async def report(self, host: str) -> Report:
+        """Of one host, whether it has reported or not. Raises: InvalidRequest, EtcdError."""
+        reported = await self.etcd.read(values.reported_prefix(checked_name("host", host)))
+        found = reports(reported, await self.etcd.read(values.alive_key(host)))
+        return found.get(host) or Report(host, values.cluster_name(reported.cluster_id), reported.revision)
 
     # -- one object ------------------------------------------------------------------------------
 
@@ -143,7 +154,7 @@ class Writer:
     ) -> tuple[Written | None, AnyDesired, bytes]:
         """What is there, and its next value; no bytes: it has it. Raises: InvalidRequest, EtcdError."""
         there, now = await self._at(host, ref)
-        fault = (await self._report(host))[0].faults.get(ref)
+        fault = (await self.report(host)).faults.get(ref)
         # Above all of before, also of one whose key has gone: an agent refuses a step back.
         above = max(there.generation if there else 0, fault.generation if fault else 0, now)
         desired, value = encoded(ref, body, above + 1)
@@ -173,24 +184,12 @@ class Writer:
                     # It may have taken place: then the same spec is there.
                     await asyncio.sleep(AGAIN_S)
 
-    async def _report(self, host: str) -> tuple[Report, int]:
-        """A host's report, and the revision as of which it was read."""
-        reported = await self.etcd.read(values.reported_prefix(checked_name("host", host)))
-        found = reports(reported, await self.etcd.read(values.alive_key(host)))
-        return found.get(host, Report(host, values.cluster_name(reported.cluster_id))), reported.revision
-
-    async def _reports(self, host: str, ref: Ref) -> AsyncGenerator[tuple[Report, Written | None], None]:
-        """The host's report and the object, now and after each report; etcd may be away meanwhile."""
-        while True:
-            try:
-                report, revision = await self._report(host)
-                yield report, await self.get(host, ref)
-                async with aclosing(self.etcd.watch(values.reported_prefix(host), revision + 1)) as watch:
-                    async for changes in watch:
-                        if changes:
-                            break
-            except (EtcdUnavailable, Compacted):
-                await asyncio.sleep(AGAIN_S)
+    async def _until_reported(self, host: str, revision: int) -> None:
+        """Return after the host's next report. Raises: EtcdError."""
+        async with aclosing(self.etcd.watch(values.reported_prefix(host), revision + 1)) as watch:
+            async for changes in watch:
+                if changes:
+                    return
 
 
 def encoded(ref: Ref, body: Mapping[str, Any], generation: int) -> tuple[AnyDesired, bytes]:

@@ -320,6 +320,17 @@ def test_an_acceptance_is_above_all_before_and_names_the_cluster_that_it_replace
     run(work("", "abc", "def"))
     assert "several clusters" in fleet("accept", "--revision", "1")[1]
 
+    async def evil() -> None:
+        async with client(etcd) as made:
+            host = FleetHost(made, "h1")
+            await host.report()
+            key = values.summary_key("h1")
+            last = json.loads((await made.read(key)).items[0].value) | {"accepted": (1 << 63) - 2}
+            await made.change({key: json.dumps(last).encode()}, delete=[values.summary_key("h2")])
+
+    run(evil())  # a host that is taken over leaves the numbers of the others alone
+    assert fleet.json("accept", "--revision", "1")[1]["number"] < 1 << 40
+
 
 def test_a_drain_takes_all_ports_and_their_tombstones_and_leaves_networks(
     etcd: PrivateEtcd, fleet: Commands
