@@ -251,9 +251,9 @@ async def _serve(
     finally:
         for each in loops:
             each.cancel()
+        await tasks.stop()
         if fleet is not None:
             await fleet.leave()
-        await tasks.stop()
     return 0
 
 

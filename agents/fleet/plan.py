@@ -20,6 +20,16 @@ from netplugin.fleet.values import Acceptance, AnyDesired, Spec
 _FEW, _PART = 5, 0.1
 
 
+class Held(Conflict):
+    """A removal that waits for an acceptance."""
+
+    @staticmethod
+    def of(number: int, revision: int) -> Held:
+        text = f"{number} removals were found at once: they wait for an operator"
+        fix = f"netplugin fleet accept --revision {revision}, or write the objects again"
+        return Held(text, step="fleet", fix=fix)
+
+
 @dataclass(frozen=True)
 class Item:
     """A key's value, or why it cannot be used, and the revision that wrote it."""
@@ -69,8 +79,6 @@ class Plan:
     steps: tuple[Step, ...] = ()
     #: The objects whose value is not carried out, and why.
     faults: Mapping[Ref, NetpluginError] = field(default_factory=dict)
-    #: The removals that wait for an acceptance.
-    waiting: frozenset[Ref] = frozenset()
     #: Removed objects whose keys have gone too; what the fleet has made stays without a key.
     gone: frozenset[Ref] = frozenset()
     forget_generations: bool = False
@@ -105,8 +113,7 @@ def plan_read(memory: Memory, known: Mapping[Ref, Known], reading: Reading) -> P
     return replace(
         plan,
         steps=tuple(step for step in plan.steps if step.ref not in held),
-        faults={**plan.faults, **{ref: _held(len(held), reading.revision) for ref in held}},
-        waiting=held,
+        faults={**plan.faults, **{ref: Held.of(len(held), reading.revision) for ref in held}},
         forget_generations=afresh,
         known=others,
     )
@@ -200,11 +207,3 @@ def _refused(memory: Memory, reading: Reading) -> Conflict:
         what = f"this is cluster {reading.cluster}, and the host was at {memory.cluster} before"
     fix = f"correct [fleet] endpoints; or let it count: netplugin fleet accept --revision {reading.revision}"
     return Conflict(f"{what}; nothing of it is carried out", step="fleet", fix=fix)
-
-
-def _held(number: int, revision: int) -> Conflict:
-    return Conflict(
-        f"{number} removals were found at once: they wait for an operator",
-        step="fleet",
-        fix=f"netplugin fleet accept --revision {revision}, or write the objects again",
-    )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from agents.fleet.carry import current_spec
+from agents.fleet.plan import Held
 from agents.store.fleet import Known
 from agents.store.store import Store
 from netplugin.api.conditions import digest
 from netplugin.api.errors import NetpluginError, Problem
 from netplugin.api.models import PortState
 from netplugin.fleet.names import Kind, Ref
-from netplugin.fleet.values import Fault, Spec, digest_of, reported_prefix
+from netplugin.fleet.values import Fault, digest_of, reported_prefix
 
 # Objects that are reported one by one; the summary has the numbers of all. A thousand hosts that lose their
 # keys at once would fill etcd otherwise.
@@ -20,37 +21,14 @@ _LONGEST = 500
 _OFF = {PortState.FAILED: "failed", PortState.DEGRADED: "degraded"}
 
 
-class Tags:
-    """The tags of what the host has now, each computed once for a spec."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._found: dict[Ref, tuple[Spec | None, str]] = {}
-
-    def of(self, ref: Ref) -> str:
-        spec = current_spec(self._store, ref)
-        found = self._found.get(ref)
-        if found is None or found[0] is not spec:
-            found = self._found[ref] = (spec, digest_of(spec))
-        return found[1]
-
-    def forget_others(self, known: Mapping[Ref, Known]) -> None:
-        """Of objects that the fleet has no more."""
-        if len(self._found) > len(known):
-            self._found = {ref: found for ref, found in self._found.items() if ref in known}
-
-
 def faults_of(
     store: Store,
-    tags: Tags,
     errors: Mapping[Ref, NetpluginError],
-    waiting: Collection[Ref],
     listed: Collection[Ref] | None,
 ) -> dict[Ref, Fault]:
     """The objects that are not as desired, each with the first reason that holds."""
     found: dict[Ref, Fault] = {}
     known = store.fleet.known
-    tags.forget_others(known)
     for ref in sorted({*known, *errors}):
         at = known.get(ref)
         generation = at.generation if at else 0
@@ -58,13 +36,13 @@ def faults_of(
         error = errors.get(ref)
         record = store.get(ref.id) if ref.kind in (Kind.PORT, Kind.SERVICE_PORT) else None
         if error is not None:
-            state = "waiting" if ref in waiting else "failed"
+            state = "waiting" if isinstance(error, Held) else "failed"
             found[ref] = Fault(state=state, generation=generation, error=_short(error.problem()))
         elif at is None or not at.is_owned:
             continue
         elif not at.is_made and (has_key or current_spec(store, ref) is None):
             continue  # unless the agent was killed while it made it, and the key has gone since
-        elif at.is_made and at.tag != tags.of(ref):
+        elif at.is_made and at.tag != digest_of(current_spec(store, ref)):
             found[ref] = Fault(state="overridden", generation=generation)
         elif record is not None and record.state in _OFF:
             problem = _short(record.error) if record.error else None

@@ -15,8 +15,8 @@ from typing import Any
 from agents.api.audit import AuditLog
 from agents.api.roles import BodyRules
 from agents.fleet.carry import Carrier, current_spec
-from agents.fleet.plan import Item, Plan, Reading, plan_read, plan_watched
-from agents.fleet.report import Tags, counts_of, faults_of, generations_digest, keys_of
+from agents.fleet.plan import Held, Item, Plan, Reading, plan_read, plan_watched
+from agents.fleet.report import counts_of, faults_of, generations_digest, keys_of
 from agents.fleet.settings import FleetSettings
 from agents.service import Service
 from agents.store.fleet import CLAIM
@@ -28,7 +28,7 @@ from netplugin.fleet.errors import EtcdUnavailable, LeaseLost
 from netplugin.fleet.etcd import Credentials, Etcd, KeyValue
 from netplugin.fleet.names import Ref
 from netplugin.fleet.reports import refs
-from netplugin.fleet.values import Acceptance, Alive, Fault, Summary
+from netplugin.fleet.values import Acceptance, Alive, Fault, Summary, digest_of
 from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
@@ -68,12 +68,10 @@ class Fleet:
         self._carrier = Carrier(service, store, rules, settings.role, audit, self._changed.set)
         self._version = version("netplugin")
         self._lease = 0
-        self._tags = Tags(store)
         #: Whether etcd was read and is watched, and why not.
         self.connected = False
         self.refused: NetpluginError | None = None
         self._faults: dict[Ref, NetpluginError] = {}
-        self._waiting: frozenset[Ref] = frozenset()
         #: The objects that have a key; None while it is not known.
         self._listed: frozenset[Ref] | None = None
         #: The revision up to which changes of this host's range were seen.
@@ -110,7 +108,7 @@ class Fleet:
             taken = {
                 ref: replace(known, value="", tag="")
                 for ref, known in owned.items()
-                if known.tag != self._tags.of(ref)
+                if known.tag != digest_of(current_spec(self._store, ref))
             }
             await self._store.database.in_thread(fleet.save, replace(fleet.memory, was_off=False), taken)
 
@@ -187,11 +185,12 @@ class Fleet:
         try:
             plan = plan_read(fleet.memory, fleet.known, reading)
         except NetpluginError as refused:
-            if reading.is_older_than(fleet.memory):  # it will come to higher revisions
+            # It will come to higher revisions.
+            if reading.is_older_than(fleet.memory) and not fleet.memory.went_back:
                 await self._store.database.in_thread(fleet.save, replace(fleet.memory, went_back=True))
             return snapshot.revision, refused
         self._carrier.drop({*self._carrier.open} - {step.ref for step in plan.steps})
-        self._faults, self._waiting, self._listed = {}, frozenset(), frozenset(items)
+        self._faults, self._listed = {}, frozenset(items)
         self._seen = max((item.revision for item in items.values()), default=0)
         never = [ref for ref, known in fleet.known.items() if known == CLAIM and ref not in items]
         gone = plan.gone | {ref for ref in never if current_spec(self._store, ref) is None}
@@ -215,7 +214,6 @@ class Fleet:
             self._carrier.drop(deleted)  # a removal too, if it is not done: what is not there does not count
             plan = plan_watched(self._store.fleet.memory, self._known(), items, deleted, seen)
             self._faults = {ref: why for ref, why in self._faults.items() if ref not in concerned}
-            self._waiting -= concerned
             self._listed = ((self._listed or frozenset()) | items.keys()) - deleted
             self._seen = max(self._seen, seen)
             # On the disk with what is carried out: a revision that is older there hides no change.
@@ -227,7 +225,6 @@ class Fleet:
     def _take(self, plan: Plan) -> None:
         """Have the steps carried out."""
         self._faults |= plan.faults
-        self._waiting |= plan.waiting
         self._carrier.want(plan.steps)
         self._changed.set()
 
@@ -259,7 +256,7 @@ class Fleet:
         until = asyncio.get_running_loop().time() + random.uniform(0.5, 1) * _REREAD_S
         while asyncio.get_running_loop().time() < until:
             await asyncio.sleep(random.uniform(0.5, 1) * _ACCEPT_S)
-            if not (self._waiting or self.refused):
+            if not (self.refused or any(isinstance(why, Held) for why in self._faults.values())):
                 continue
             accepted = self._store.fleet.memory.accepted
             if any(each.number > accepted for each, _ in await self._acceptances(etcd)):
@@ -269,7 +266,7 @@ class Fleet:
 
     def faults(self) -> dict[Ref, Fault]:
         errors = {**self._faults, **self._carrier.faults}
-        return faults_of(self._store, self._tags, errors, self._waiting, self._listed)
+        return faults_of(self._store, errors, self._listed)
 
     def counts(self) -> dict[str, int]:
         """For the metrics."""

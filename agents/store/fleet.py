@@ -45,7 +45,7 @@ _UNREADABLE = Memory("unreadable")
 class Known:
     """What was last carried out for an object: the generation of its value and a digest of the spec.
 
-    ``value`` is empty after a removal. ``tag``: of the spec as the host then had it (see ``current_tag``).
+    ``value`` is empty after a removal. ``tag``: the digest of the spec as the host then had it.
     """
 
     generation: int
