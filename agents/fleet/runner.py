@@ -218,9 +218,9 @@ class Fleet:
             self._seen = max(self._seen, seen)
             # On the disk with what is carried out: a revision that is older there hides no change.
             self._store.fleet.memory = plan.memory
+            self._take(plan)  # before anything is awaited: the report has the revision, and so the steps
             if plan.gone:
                 await self._store.database.in_thread(self._store.fleet.save, gone=plan.gone)
-            self._take(plan)
 
     def _take(self, plan: Plan) -> None:
         """Have the steps carried out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -218,6 +219,38 @@ def test_a_value_that_is_corrected_is_not_reported_with_the_error_before(
             await until(lambda: summary(etcd)["revision"] >= written)
 
     run(work())
+
+
+def test_a_revision_is_not_reported_before_its_steps_are_known(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the store is slow to forget a removal whose key has gone in the same revision."""
+    saved, free = running.store.fleet.save, threading.Event()
+
+    def save(*of: Any, gone: frozenset[Ref] = frozenset(), **more: Any) -> None:
+        assert not gone or free.wait(DEADLINE_S)
+        saved(*of, gone=gone, **more)
+
+    async def work() -> None:
+        etcd = MemoryEtcd()
+        await desire(etcd, "port/old", 2)
+        async with following(running, etcd, monkeypatch):
+            await until(lambda: owned(running) == 1)
+            monkeypatch.setattr(running.store.fleet, "save", save)
+            running.host.on_apply = lambda change: assert_free(free)
+            value = json.dumps({"generation": 1, "spec": spec(1)}).encode()
+            written = await etcd.write([(f"{DESIRED}/port/old", None), (f"{DESIRED}/port/p1", value)])
+            await asyncio.sleep(0.6)
+            assert summary(etcd)["revision"] < written
+            free.set()
+            await until(lambda: summary(etcd)["revision"] >= written)
+            assert set(running.host.ports) == {"p1"}
+
+    run(work())
+
+
+def assert_free(free: threading.Event) -> None:
+    assert free.wait(DEADLINE_S)
 
 
 def test_a_port_that_fails_later_is_reported(running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
