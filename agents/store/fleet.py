@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from agents.store.database import Database
-from agents.store.set_aside import SetAside
+from agents.store.set_aside import Row, SetAside
 from netplugin.api.conditions import Condition
 from netplugin.api.errors import Conflict, HostError
 from netplugin.fleet.names import Kind, Ref
@@ -76,15 +76,7 @@ class FleetStore:
         self.is_on = False
         row = database.sql.execute("SELECT value FROM meta WHERE key = 'fleet'").fetchone()
         self.memory = _memory(row[0]) if row is not None else Memory()
-        self.known: Mapping[Ref, Known] = dict(
-            set_aside.sift(
-                _TABLE,
-                lambda row: (
-                    Ref(Kind(row["kind"]), row["id"]),
-                    Known(int(row["generation"]), row["value"], row["tag"]),
-                ),
-            )
-        )
+        self.known: Mapping[Ref, Known] = dict(set_aside.sift(_TABLE, _known))
 
     def save(
         self,
@@ -145,6 +137,11 @@ class FleetStore:
                 fix="change it in the fleet; or, until its next change there, locally with --override (the "
                 "header Netplugin-Override: true)",
             )
+
+
+def _known(row: Row) -> tuple[Ref, Known]:
+    known = Known(int(row["generation"]), row["value"], row["tag"])
+    return Ref(Kind(row["kind"]), row["id"]), known
 
 
 def _memory(text: str) -> Memory:

@@ -67,7 +67,10 @@ class Access(Etcd):
                 await self._auth("UserAdd", M.UserAdd(name=user, options=M.UserOptions(no_password=True)))
                 done.append(f"user {user}")
                 there.append(user)
-            if role not in (await self._auth("UserGet", named, M.UserGetResponse)).roles:
+            roles = {*(await self._auth("UserGet", named, M.UserGetResponse)).roles}
+            if user != ROOT and user in {*roles, role} and {*roles, role} != {user}:
+                raise InvalidRequest.of_field("host", f"{user} is another user too, with rights of its own")
+            if role not in roles:
                 await self._auth("UserGrantRole", M.UserGrantRole(user=user, role=role))
                 done.append(f"role {role} of user {user}")
         return done
@@ -102,10 +105,11 @@ class Access(Etcd):
     async def remove(self, host: str) -> None:
         """Take a host's user and role away. Raises: InvalidRequest, EtcdError."""
         user = _named(host)
+        if user not in (await self._auth("RoleList", M.Nothing(), M.RoleListResponse)).roles:
+            return  # it is none of a host
         if user in (await self._auth("UserList", M.Nothing(), M.UserListResponse)).users:
             await self._auth("UserDelete", M.Named(name=user))
-        if user in (await self._auth("RoleList", M.Nothing(), M.RoleListResponse)).roles:
-            await self._auth("RoleDelete", M.RoleNamed(role=user))
+        await self._auth("RoleDelete", M.RoleNamed(role=user))
 
     async def _auth(self, method: str, request: Any, answer: Any = M.Nothing) -> Any:
         return await self._ask(f"Auth/{method}", request, answer)

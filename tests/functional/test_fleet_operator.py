@@ -470,6 +470,10 @@ def test_a_host_that_is_taken_over_has_its_own_keys_and_no_others(
         assert "made" not in fleet(*words)[1]  # there is nothing left to do
         assert "made: user h2" in fleet("init", "--host", "h2")[1]  # another, later
         assert "another role" in fleet("init", "--host", "root")[1]
+        # Whoever has the certificate of a host has no more than a host.
+        for name in (("--host", "o"), ("--operator", "h1"), ("--operator", "x", "--host", "x")):
+            assert "rights of its own" in fleet("init", *name)[1], name
+        assert fleet("init", "--remove", "w")[0] == 0  # which is no host
 
         async def work() -> None:
             one, two = values.desired_prefix("h1"), values.desired_prefix("h2")
