@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from agents.api.audit import AuditLog
 from agents.api.roles import BodyRules, Role, of_port, of_service_port
@@ -16,9 +17,7 @@ from agents.store.fleet import CLAIM, Known
 from agents.store.store import Store
 from netplugin.api.conditions import Condition
 from netplugin.api.errors import Forbidden, NetpluginError, as_host_error
-from netplugin.api.models import NetworkSpec, PortSpec, PortState
-from netplugin.api.physical_models import PhysicalNetworkSpec
-from netplugin.api.service_models import ServicePortSpec
+from netplugin.api.models import PortState
 from netplugin.fleet.names import Kind, Ref
 from netplugin.fleet.values import Spec, digest_of
 
@@ -57,6 +56,7 @@ class Carrier:
         self._tries: dict[Ref, int] = {}
         #: What is done and not committed yet.
         self._done: dict[Ref, tuple[Step, Known]] = {}
+        self._is_unsaved = False
         self._work = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -184,10 +184,13 @@ class Carrier:
             known = {ref: each for ref, (_, each) in done.items()}
             await self._store.database.in_thread(self._store.fleet.save, None, known)
         except NetpluginError as refused:
-            LOG.warning("fleet: %s", refused)
+            if not self._is_unsaved:
+                LOG.warning("fleet: %s", refused)
+            self._is_unsaved = True
             self._done = done | self._done
             asyncio.get_running_loop().call_later(_FIRST_S, self._work.set)
             return
+        self._is_unsaved = False
         for ref, (step, _) in done.items():
             if self.open.get(ref) is step:
                 self.drop([ref])
@@ -195,26 +198,23 @@ class Carrier:
 
     async def _carried_out(self, step: Step) -> Spec | None:
         """Returns the spec that the host has for it. Raises: what a PUT or a DELETE of the API raises."""
-        id, spec, service = step.ref.id, step.spec, self._service
+        kind, id, spec = step.ref.kind, step.ref.id, step.spec
+        of_kind: dict[Kind, Any] = {
+            Kind.PORT: self._service.ports,
+            Kind.SERVICE_PORT: self._service.service_ports,
+            Kind.NETWORK: self._service.networks,
+            Kind.PHYSICAL_NETWORK: self._service.physical_networks,
+        }
         self._require_role(step)
-        if isinstance(spec, PortSpec):
-            return (await service.ports.put(id, spec, _FLEET)).spec
-        if isinstance(spec, ServicePortSpec):
-            return (await service.service_ports.put(id, spec, _FLEET)).spec.as_port(id)
-        if isinstance(spec, NetworkSpec):
-            return (await service.networks.put(id, spec, _FLEET)).spec
-        if isinstance(spec, PhysicalNetworkSpec):
-            await service.physical_networks.put(id, spec, _FLEET)
+        if spec is None:
+            if self._owns(step.ref):
+                await of_kind[kind].delete(id, _FLEET)
+            return None
+        made = await of_kind[kind].put(id, spec, _FLEET)
+        if kind is Kind.PHYSICAL_NETWORK:
             return current_spec(self._store, step.ref)
-        if self._owns(step.ref):
-            deletes = {
-                Kind.PORT: service.ports.delete,
-                Kind.SERVICE_PORT: service.service_ports.delete,
-                Kind.NETWORK: service.networks.delete,
-                Kind.PHYSICAL_NETWORK: service.physical_networks.delete,
-            }
-            await deletes[step.ref.kind](id, _FLEET)
-        return None
+        has: Spec = made.spec.as_port(id) if kind is Kind.SERVICE_PORT else made.spec
+        return has
 
     def _owns(self, ref: Ref) -> bool:
         """Whether the fleet has made the object: what it has failed to make may be another's."""

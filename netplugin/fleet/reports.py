@@ -40,17 +40,13 @@ class Report:
         counts = self.summary.counts.items() if self.summary else ()
         return max(len(self.faults), sum(n for name, n in counts if name not in ("owned", "open")))
 
-    def has_carried_out(self, revision: int) -> bool:
-        """Whether the host has done, or tried, all that was written up to a revision. Raises: HostRefuses."""
+    def is_verified(self, ref: Ref, revision: int) -> bool:
+        """Whether an object is as that revision has it. Raises: HostRefuses, NotAsDesired."""
         summary = self.summary
         if summary is not None and summary.refused is not None:
             refused = summary.refused
             raise HostRefuses(f"{self.host}: {refused.detail}", step="fleet", fix=refused.fix)
-        return summary is not None and summary.cluster == self.cluster and summary.revision >= revision
-
-    def is_verified(self, ref: Ref, revision: int) -> bool:
-        """Whether an object is as that revision has it. Raises: HostRefuses, NotAsDesired."""
-        if not self.has_carried_out(revision):
+        if summary is None or summary.cluster != self.cluster or summary.revision < revision:
             return False
         fault = self.faults.get(ref)
         if fault is not None:
