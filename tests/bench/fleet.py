@@ -127,12 +127,12 @@ class Bench:
         following: asyncio.Task[None] | None = None
         try:
             await self.prepare()
-            raw_one_s, raw_all_s, bare = await self.raw()
+            raw_one_s, raw_all_s, answered_s, bare = await self.raw()
             await self.all("make")
             following = asyncio.create_task(self.reports.keep())
             await self.hold(bare)
             await self.one_port(raw_one_s)
-            await self.network(raw_all_s)
+            await self.network(raw_all_s, answered_s)
             await self.dead_and_idle()
             await self.killed()
             await self.older_copy()
@@ -191,13 +191,16 @@ class Bench:
     def rss_kb(self) -> float:
         return taken(self.etcd.members[0].pid).rss_mb * 1024
 
-    async def raw(self) -> tuple[float, float, float]:
-        """The same writes to as many watches, with nothing behind them: of one, of all; and RSS before."""
+    async def raw(self) -> tuple[float, float, float, float]:
+        """The same writes to as many watches, with nothing behind them; and the memory of etcd before.
+
+        Seconds of one, of all, and of all if each of them answers with a key.
+        """
         bare = self.rss_kb()
         await self.all("watch")
         await asyncio.sleep(3)
         say(f"{len(self.hosts)} raw watches; RSS of etcd {bare / 1024:.0f} -> {self.rss_kb() / 1024:.0f} MB")
-        one, every = [], []
+        one, every, answered = list[float](), list[float](), list[float]()
         for number in range(_CHANGES):
             host = random.choice(self.hosts)
             begun = time.monotonic()
@@ -207,14 +210,19 @@ class Bench:
             (process,) = [each for each in self.processes if host in each.names]
             one.append(await process.call("seen", revision, [host]) - begun)
             await asyncio.sleep(0.1)
-        for number in range(self.rounds):
-            begun = time.monotonic()
-            await self.write(NETWORK, network_spec(10 + number))
-            every.append(max(await self.all("seen", min(self.newest[host] for host in self.hosts))) - begun)
-            await asyncio.sleep(1)
+        for answering, took in ((False, every), (True, answered)):
+            if answering:
+                await self.all("answer")
+            for number in range(self.rounds):
+                begun = time.monotonic()
+                await self.write(NETWORK, network_spec(10 + number))
+                revision = min(self.newest[host] for host in self.hosts)
+                took.append(max(await self.all("seen", revision)) - begun)
+                await asyncio.sleep(1)
         await self.all("unwatch")
-        say(f"raw put-to-watch: {figure(one)}; to all: {figure(every)}")
-        return statistics.median(one), statistics.median(every), bare
+        self.etcd.ctl("del", values.root("reported"), "--prefix")
+        say(f"raw put-to-watch: {figure(one)}; to all: {figure(every)}, with an answer {figure(answered)}")
+        return statistics.median(one), statistics.median(every), statistics.median(answered), bare
 
     async def hold(self, bare_kb: float) -> None:
         begun = time.monotonic()
@@ -247,17 +255,20 @@ class Bench:
         self.row("one port, written to verified", f"{figure(took)} ({beside})", "", None)
         self.row("its ratio to their sum", f"{ratio:.2f}", "<= 3", ratio <= 3)
 
-    async def network(self, raw_s: float) -> None:
+    async def network(self, raw_s: float, answered_s: float) -> None:
         took, cpu = [], []
         for number in range(self.rounds):
             used, begun = sum(await self.all("cpu")), time.monotonic()
             await self.write(NETWORK, network_spec(100 + number))
             took.append(await self.in_sync() - begun)
             cpu.append(sum(await self.all("cpu")) - used)
-        ratio, each_ms = statistics.median(took) / raw_s, statistics.median(cpu) / len(self.hosts) * 1e3
+        ratio, of_answered = (statistics.median(took) / raw for raw in (raw_s, answered_s))
+        each_ms = statistics.median(cpu) / len(self.hosts) * 1e3
         beside = f"raw {figure([raw_s])}; {each_ms:.1f} ms of CPU for a host"
         self.row("a network of all hosts, written to verified", f"{figure(took)} ({beside})", "", None)
         self.row("its ratio to the raw fan-out", f"{ratio:.1f}", "<= 3", ratio <= 3)
+        beside = f"{of_answered:.1f} (raw {figure([answered_s])})"
+        self.row("its ratio to a raw fan-out with an answer of each", beside, "", None)
 
     async def dead_and_idle(self) -> None:
         victims = self.victims
@@ -367,7 +378,7 @@ async def done(holds: bool) -> bool:
 async def until(condition: Callable[[], Awaitable[bool]], within_s: float) -> None:
     async with asyncio.timeout(within_s):
         while not await condition():
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1)
 
 
 def main() -> int:

@@ -99,9 +99,9 @@ class MemoryHost:
             "failures": self._supervisor.failures(),
         }
 
-    def ports(self) -> dict[str, str]:
-        """The digest of the spec that the host has of each port."""
-        return {port_id: values.digest_of(spec) for port_id, spec in self.kernel.ports.items()}
+    def ports(self) -> dict[str, int | None]:
+        """Of each port that the host has, ``qos.egress_kbps``."""
+        return {port_id: spec.qos.egress_kbps for port_id, spec in self.kernel.ports.items()}
 
     def close(self) -> None:
         self.service.stop()
@@ -141,6 +141,7 @@ class _Program:
         self._tasks: list[asyncio.Task[None]] = []
         #: Of the raw watches: the last revision, and when it came.
         self._seen: dict[str, tuple[int, float]] = {}
+        self._answers = False
 
     def _user(self, name: str) -> Credentials:
         """Its certificate has the key of the agent's, which saves half of the time."""
@@ -179,10 +180,16 @@ class _Program:
                 revision = (await etcd.read(prefix)).revision
             self._seen[name] = revision, 0.0
             async for changes in etcd.watch(prefix, revision + 1):
+                if changes and self._answers:
+                    await etcd.change({f"{values.reported_prefix(name)}raw": b"{}"})
                 if changes:
                     self._seen[name] = changes[-1].mod_revision, time.monotonic()
         finally:
             await etcd.close()
+
+    async def answer(self) -> None:
+        """From now on write a key for each change, before it counts as seen."""
+        self._answers = True
 
     async def seen(self, revision: int, names: Sequence[str] = ()) -> float:
         """When the last of these watches (or all) has had this revision or a later one."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from netplugin.api.models import PortSpec
 from netplugin.fleet import values
 from netplugin.fleet.etcd import Etcd
 from netplugin.fleet.names import Kind, Ref
@@ -109,21 +110,13 @@ class _Kills:
 
     async def _compare(self) -> None:
         """The ports of the hosts with the keys, and what was removed with all that was ever requested."""
-        desired = [
-            written(host, ref, kv.mod_revision, kv.value)
-            for host, ref, kv in refs((await self._root.read(values.root("desired"))).items)
-            if ref.kind is Kind.PORT
-        ]
-        wanted = {
-            host: {
-                each.ref.id: values.digest_of(each.spec)
-                for each in desired
-                if each.host == host and each.spec is not None
-            }
-            for host in self._hosts
-        }
+        wanted: dict[str, dict[str, int | None]] = {host: {} for host in self._hosts}
+        for host, ref, kv in refs((await self._root.read(values.root("desired"))).items):
+            spec = written(host, ref, kv.mod_revision, kv.value).spec
+            if isinstance(spec, PortSpec):
+                wanted[host][ref.id] = spec.qos.egress_kbps
         requested = await _removals(self._root)
-        have: dict[str, dict[str, str]] = {}
+        have: dict[str, dict[str, int | None]] = {}
         removed: Counter[tuple[str, Ref]] = Counter()
         for process in self._agents:
             have |= await process.call("ports")
