@@ -279,8 +279,8 @@ class Bench:
         await until(lambda: done(set(victims.names) <= set(self.reports.summaries)), 60)
         killed = time.monotonic()
         await victims.kill()
+        grpc = await self.grpc_bytes()  # a page as long as hundreds of idle seconds of a host
         before, begun = lo_bytes(), time.monotonic()
-        grpc = await self.grpc_bytes()
         await asyncio.sleep(self.idle_s)
         idle_s = time.monotonic() - begun
         wire, payload = lo_bytes() - before, await self.grpc_bytes() - grpc
