@@ -87,7 +87,7 @@ class Reports:
 
     async def verified(self, revisions: Mapping[str, int], within_s: float = 300) -> float:
         """When the last host has reported its revision as carried out, and no host a fault."""
-        open_hosts, last, told = set(revisions), 0.0, time.monotonic()
+        open_hosts, last, next_s = set(revisions), 0.0, time.monotonic() + 10
         async with asyncio.timeout(within_s):
             while open_hosts or self.faults:
                 for host in [*open_hosts]:
@@ -97,8 +97,8 @@ class Reports:
                         last = max(last, at)
                 if not open_hosts and self.faults:
                     last = time.monotonic()
-                if time.monotonic() > told + 10:
-                    told = time.monotonic()
+                if time.monotonic() > next_s:
+                    next_s = time.monotonic() + 10
                     say(f"... {len(open_hosts)} hosts to go, {len(self.faults)} faults")
                 await asyncio.sleep(0.005 if len(open_hosts) <= 1 else 0.05)
         return last
@@ -123,8 +123,8 @@ class Bench:
         #: The revision of the last change of each host's range.
         self.newest: dict[str, int] = {}
 
-    def row(self, what: str, figure: str, wanted: str, met: bool | None) -> None:
-        self.rows.append((what, figure, wanted, "" if met is None else "yes" if met else "no"))
+    def row(self, what: str, figure: str, goal: str, met: bool | None) -> None:
+        self.rows.append((what, figure, goal, "" if met is None else "yes" if met else "no"))
         say(f"{what}: {figure}")
 
     async def run(self) -> None:
@@ -177,7 +177,7 @@ class Bench:
     async def prepare(self) -> None:
         for process in [*self.processes, self.victims]:
             await process.start()
-        await asyncio.gather(*(each.call("certify") for each in [*self.processes, self.victims]))
+        await asyncio.gather(*(each.call("state") for each in [*self.processes, self.victims]))
         say(f"{len(self.hosts)} certificates made")
         makers = [Access(self.etcd.endpoints, self.user) for _ in range(8)]
         names = [*self.hosts, *self.victims.names]
@@ -223,7 +223,7 @@ class Bench:
                 revision = min(self.newest[host] for host in self.hosts)
                 took.append(max(await self.all("seen", revision)) - begun)
                 await asyncio.sleep(1)
-        await self.all("unwatch")
+        await self.all("stop")
         self.etcd.ctl("del", values.root("reported"), "--prefix")
         say(f"raw put-to-watch: {figure(one)}; to all: {figure(every)}, with an answer {figure(answered)}")
         return statistics.median(one), statistics.median(every), statistics.median(answered), bare
@@ -255,8 +255,8 @@ class Bench:
             await asyncio.sleep(0.3)
         together = raw_s + statistics.median(own)
         ratio = statistics.median(took) / together
-        beside = f"raw {raw_s * 1e3:.1f} ms + own {figure(own)}"
-        self.row("one port, written to verified", f"{figure(took)} ({beside})", "", None)
+        compared = f"raw {raw_s * 1e3:.1f} ms + own {figure(own)}"
+        self.row("one port, written to verified", f"{figure(took)} ({compared})", "", None)
         self.row("its ratio to their sum", f"{ratio:.2f}", "<= 3", ratio <= 3)
 
     async def network(self, raw_s: float, answered_s: float) -> None:
@@ -268,11 +268,11 @@ class Bench:
             cpu.append(sum(await self.all("cpu")) - used)
         ratio, of_answered = (statistics.median(took) / raw for raw in (raw_s, answered_s))
         each_ms = statistics.median(cpu) / len(self.hosts) * 1e3
-        beside = f"raw {figure([raw_s])}; {each_ms:.1f} ms of CPU for a host"
-        self.row("a network of all hosts, written to verified", f"{figure(took)} ({beside})", "", None)
+        compared = f"raw {figure([raw_s])}; {each_ms:.1f} ms of CPU for a host"
+        self.row("a network of all hosts, written to verified", f"{figure(took)} ({compared})", "", None)
         self.row("its ratio to the raw fan-out", f"{ratio:.1f}", "<= 3", ratio <= 3)
-        beside = f"{of_answered:.1f} (raw {figure([answered_s])})"
-        self.row("its ratio to a raw fan-out with an answer of each", beside, "", None)
+        compared = f"{of_answered:.1f} (raw {figure([answered_s])})"
+        self.row("its ratio to a raw fan-out with an answer of each", compared, "", None)
 
     async def dead_and_idle(self) -> None:
         victims = self.victims
@@ -411,7 +411,7 @@ def main() -> int:
 def report(bench: Bench, what: str, load: float) -> None:
     today = datetime.now(UTC).isoformat(timespec="minutes")
     print(f"\n{today}, {machine.revision()}, {what}; load {load} before, {machine.load()} after\n")
-    print("| figure | measured | wanted | met |\n| --- | --- | --- | --- |")
+    print("| figure | measured | goal | met |\n| --- | --- | --- | --- |")
     for row in bench.rows:
         print(f"| {' | '.join(row)} |")
     print(*bench.faults, sep="\n")

@@ -167,7 +167,7 @@ class _Program:
     # -- raw etcd --------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Watch each host's range with the client alone, until ``unwatch``."""
+        """Watch each host's range with the client alone, until ``stop``."""
         turns = asyncio.Semaphore(10)
         self._tasks = [asyncio.create_task(self._watch(name, turns)) for name in self._names]
         while len(self._seen) < len(self._names):
@@ -198,7 +198,7 @@ class _Program:
             await asyncio.sleep(0.01)
         return max(self._seen[name][1] for name in names)
 
-    async def unwatch(self) -> None:
+    async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -269,6 +269,7 @@ class _Program:
 
 async def _serve(program: _Program) -> None:
     loop = asyncio.get_running_loop()
+    await program.certify()
     with ThreadPoolExecutor(1) as reading:
         while line := await loop.run_in_executor(reading, sys.stdin.readline):
             name, *arguments = json.loads(line)

@@ -73,7 +73,7 @@ class _Kills:
         if process is self._writer:
             await process.call("write", self._hosts, PORTS, self._order.randrange(1 << 32))
             return
-        for step in ("certify", "make", "follow"):
+        for step in ("make", "follow"):
             await process.call(step)
 
     async def _one(self) -> None:
@@ -110,11 +110,11 @@ class _Kills:
 
     async def _compare(self) -> None:
         """The ports of the hosts with the keys, and what was removed with all that was ever requested."""
-        wanted: dict[str, dict[str, int | None]] = {host: {} for host in self._hosts}
+        desired: dict[str, dict[str, int | None]] = {host: {} for host in self._hosts}
         for host, ref, kv in refs((await self._root.read(values.root("desired"))).items):
             spec = written(host, ref, kv.mod_revision, kv.value).spec
             if isinstance(spec, PortSpec):
-                wanted[host][ref.id] = spec.qos.egress_kbps
+                desired[host][ref.id] = spec.qos.egress_kbps
         requested = await _removals(self._root)
         have: dict[str, dict[str, int | None]] = {}
         removed: Counter[tuple[str, Ref]] = Counter()
@@ -126,7 +126,7 @@ class _Kills:
         print(
             f"{sum(map(len, have.values()))} ports, {removed.total()} removed, {requested.total()} requested"
         )
-        assert have == wanted
+        assert have == desired
         assert removed, "a port was removed now and then"
         assert not removed - requested
 
