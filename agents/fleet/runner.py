@@ -113,7 +113,7 @@ class Fleet:
             await self._store.database.in_thread(fleet.save, replace(fleet.memory, was_off=False), taken)
 
     def _refuse(self, error: NetpluginError) -> None:
-        """Nothing counts for now. Members that cannot be reached are logged once, not each in turn."""
+        """Note why etcd is not followed. Members that cannot be reached are logged once, not each in turn."""
         before, self.refused, self.connected = self.refused, error, False
         is_away = isinstance(error, EtcdUnavailable) and isinstance(before, EtcdUnavailable)
         if not is_away and (before is None or before.detail != error.detail):

@@ -44,8 +44,7 @@ class _Fleet(show.Base):
     def ask(self, options: Namespace, work: Callable[[Writer], Awaitable[T]]) -> T:
         """What ``work`` returns, as the user of the options. Raises: NetpluginError."""
         try:
-            from netplugin.fleet.access import Access
-            from netplugin.fleet.etcd import Credentials
+            from netplugin.fleet.etcd import Credentials, Etcd
             from netplugin.fleet.writer import Writer
         except ModuleNotFoundError as missing:
             fix = "pip install 'netplugin[fleet]'"
@@ -56,7 +55,7 @@ class _Fleet(show.Base):
 
         async def connected() -> T:
             files = Credentials(Path(options.ca), Path(options.cert), Path(options.key))
-            etcd = Access(options.endpoints.split(","), files)
+            etcd = Etcd(options.endpoints.split(","), files)
             try:
                 return await work(Writer(etcd))
             finally:
@@ -237,7 +236,7 @@ class FleetRoll(_Fleet, show.ShowOne):
         change = None if parsed_args.change is None else _object(parsed_args.change)
 
         async def roll(writer: Writer) -> tuple[int, dict[str, str]]:
-            from netplugin.fleet.roll import Roller
+            from netplugin.fleet.operate import Roller
 
             roller = Roller(writer, ref, parsed_args.timeout, self.say)
             if parsed_args.abandon:
@@ -277,7 +276,7 @@ class FleetAccept(_Fleet, show.ShowOne):
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
         async def work(writer: Writer) -> values.Acceptance:
-            from netplugin.fleet.roll import accept
+            from netplugin.fleet.operate import accept
 
             return await accept(writer, parsed_args.revision, parsed_args.host)
 
@@ -306,8 +305,7 @@ class FleetInit(_Fleet, show.Command):
             from netplugin.fleet.access import ROLE, Access
 
             users = [(user, role) for name, role in ROLE.items() for user in getattr(parsed_args, name)]
-            access = writer.etcd
-            assert isinstance(access, Access)
+            access = Access(writer.etcd)
             done = await access.init(parsed_args.host, users)
             for host in parsed_args.remove:
                 await access.remove(host)

@@ -43,8 +43,11 @@ def host_grants(host: str) -> Grants:
     return {**dict.fromkeys(read, False), **dict.fromkeys(write, True)}
 
 
-class Access(Etcd):
-    """etcd for a user with the role root, or for anybody before access control is on."""
+class Access:
+    """For a user of etcd with the role root, or for anybody before access control is on."""
+
+    def __init__(self, etcd: Etcd) -> None:
+        self._etcd = etcd
 
     async def init(self, hosts: Sequence[str], users: Sequence[tuple[str, str]]) -> list[str]:
         """Make what is missing: roles, the users of hosts, and others, each with its role.
@@ -112,4 +115,4 @@ class Access(Etcd):
         await self._auth("RoleDelete", M.RoleNamed(role=user))
 
     async def _auth(self, method: str, request: Any, answer: Any = M.Nothing) -> Any:
-        return await self._ask(f"Auth/{method}", request, answer)
+        return await self._etcd.ask(f"Auth/{method}", request, answer)

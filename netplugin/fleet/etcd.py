@@ -121,7 +121,7 @@ class Etcd:
             words = {"limit": page, "revision": revision, "keys_only": keys_only}
             request = M.RangeRequest(key=start, range_end=end, **words)
             try:
-                answer = await self._ask("KV/Range", request, M.RangeResponse)
+                answer = await self.ask("KV/Range", request, M.RangeResponse)
             except TooLarge:
                 if page == 1:
                     raise
@@ -153,7 +153,7 @@ class Etcd:
         puts = [M.PutRequest(key=key.encode(), value=value, lease=lease) for key, value in put.items()]
         ops = [M.RequestOp(request_put=each) for each in puts]
         ops += [M.RequestOp(request_delete_range=M.DeleteRequest(key=key.encode())) for key in delete]
-        answer = await self._ask("KV/Txn", M.TxnRequest(compare=compares, success=ops), M.TxnResponse)
+        answer = await self.ask("KV/Txn", M.TxnRequest(compare=compares, success=ops), M.TxnResponse)
         return int(answer.header.revision) if answer.succeeded else None
 
     async def watch(self, prefix: str, revision: int) -> AsyncGenerator[tuple[KeyValue, ...], None]:
@@ -178,7 +178,7 @@ class Etcd:
 
     async def grant(self, ttl_s: int) -> int:
         """A new lease. Raises: EtcdError."""
-        answer = await self._ask("Lease/LeaseGrant", M.LeaseGrantRequest(TTL=ttl_s), M.LeaseGrantResponse)
+        answer = await self.ask("Lease/LeaseGrant", M.LeaseGrantRequest(TTL=ttl_s), M.LeaseGrantResponse)
         return int(answer.ID)
 
     async def keep(self, lease: int, ttl_s: int) -> None:
@@ -192,7 +192,7 @@ class Etcd:
 
     async def revoke(self, lease: int) -> None:
         """End a lease, and with it the keys that have it. Raises: EtcdError."""
-        await self._ask("Lease/LeaseRevoke", M.LeaseRequest(ID=lease), M.Nothing)
+        await self.ask("Lease/LeaseRevoke", M.LeaseRequest(ID=lease), M.Nothing)
 
     # -- the connection --------------------------------------------------------------------------
 
@@ -205,7 +205,8 @@ class Etcd:
         to_bytes: Callable[[Any], bytes] = lambda request: request.SerializeToString()  # noqa: E731
         return self._channel, make(f"/etcdserverpb.{method}", to_bytes, answer.FromString)
 
-    async def _ask(self, method: str, request: Any, answer: Any) -> Any:
+    async def ask(self, method: str, request: Any, answer: Any) -> Any:
+        """One call: the answer is of this class. Raises: EtcdError."""
         channel, call = self._call("unary_unary", method, answer)
         return await self._explained(method, channel, call(request, timeout=self.timeout_s))
 

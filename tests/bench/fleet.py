@@ -29,7 +29,7 @@ from netplugin.fleet.access import Access
 from netplugin.fleet.errors import EtcdError
 from netplugin.fleet.etcd import Etcd
 from netplugin.fleet.names import Ref
-from netplugin.fleet.roll import accept
+from netplugin.fleet.operate import accept
 from netplugin.fleet.values import Summary
 from netplugin.fleet.writer import Writer
 from tests.bench import machine
@@ -179,12 +179,13 @@ class Bench:
             await process.start()
         await asyncio.gather(*(each.call("state") for each in [*self.processes, self.victims]))
         say(f"{len(self.hosts)} certificates made")
-        makers = [Access(self.etcd.endpoints, self.user) for _ in range(8)]
+        clients = [Etcd(self.etcd.endpoints, self.user) for _ in range(8)]
+        makers = [Access(each) for each in clients]
         names = [*self.hosts, *self.victims.names]
         await makers[0].init([], [("agent", "root")])
         await asyncio.gather(*(each.init(names[n :: len(makers)], []) for n, each in enumerate(makers)))
         await makers[0].enable()
-        for each in makers:
+        for each in clients:
             await each.close()
         say("users and roles made, access control is on")
         await self.write(NETWORK, network_spec(1))

@@ -21,7 +21,7 @@ from netplugin.fleet.errors import Compacted, EtcdForbidden, EtcdFull, HostRefus
 from netplugin.fleet.etcd import Etcd
 from netplugin.fleet.messages import M
 from netplugin.fleet.names import Ref
-from netplugin.fleet.roll import Roller, accept
+from netplugin.fleet.operate import Roller, accept
 from netplugin.fleet.writer import BlockingWriter, Writer
 from tests.functional.conftest import BASE, make_spec
 from tests.lab.agent import PrivateAgent
@@ -528,9 +528,7 @@ def test_a_host_that_is_taken_over_has_its_own_keys_and_no_others(
                     await made.read(one)
             async with client(etcd, "h1") as made:
                 with pytest.raises(EtcdForbidden):
-                    await Access(etcd.endpoints, etcd.credentials("h1")).init(
-                        ["h3"], {"h1": ROLE["operator"]}
-                    )
+                    await Access(made).init(["h3"], [("h1", ROLE["operator"])])
                 await asyncio.to_thread(fleet, "init", "--remove", "h1")
                 with pytest.raises(EtcdForbidden):
                     await made.read(one)
@@ -543,8 +541,8 @@ def test_what_etcd_itself_does_not_refuse_a_host(tmp_path: Path) -> None:
     with PrivateEtcd(tmp_path / "open") as etcd:
 
         async def work() -> None:
-            async with client(etcd, "h1") as evil:
-                root = Access(etcd.endpoints, etcd.credentials())
+            async with client(etcd, "h1") as evil, client(etcd) as mine:
+                root = Access(mine)
                 await root.init(["h1", "h2"], [("w", ROLE["writer"])])
                 await root.enable()
                 async with client(etcd, "h2") as other, client(etcd, "w") as made:
@@ -565,16 +563,15 @@ def test_what_etcd_itself_does_not_refuse_a_host(tmp_path: Path) -> None:
                     await Writer(made).put("h2", NIC, SPEC)
                     assert (await first)[0].key == values.desired_key("h2", NIC)
                     # ``CompactionRequest.revision``; ``AlarmRequest.action`` ACTIVATE, ``alarm`` NOSPACE.
-                    await evil._ask("KV/Compact", M.LeaseRequest(ID=2), M.Nothing)
+                    await evil.ask("KV/Compact", M.LeaseRequest(ID=2), M.Nothing)
                     with pytest.raises(Compacted):
                         async for _ in made.watch(values.root(), 1):
                             pass
                     alarm = M.KeyValue(mod_revision=1)
                     alarm.MergeFromString(b"\x08\x01")
-                    await evil._ask("Maintenance/Alarm", alarm, M.Nothing)
+                    await evil.ask("Maintenance/Alarm", alarm, M.Nothing)
                     with pytest.raises(EtcdFull):
                         await Writer(made).put("h1", NIC, SPEC)
-                    await root.close()
 
         run(work())
 

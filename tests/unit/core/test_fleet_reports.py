@@ -14,8 +14,8 @@ from netplugin.fleet.access import host_grants
 from netplugin.fleet.errors import HostRefuses, NotAsDesired
 from netplugin.fleet.etcd import KeyValue, Snapshot
 from netplugin.fleet.names import Ref
+from netplugin.fleet.operate import merged
 from netplugin.fleet.reports import Report, findings, refs, reports, standing
-from netplugin.fleet.roll import merged
 from netplugin.fleet.values import Fault, Summary
 from netplugin.fleet.writer import encoded
 

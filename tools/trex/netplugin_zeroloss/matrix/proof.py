@@ -206,12 +206,12 @@ class _Proving:
         path = self._folder / _BEFORE
         with suppress(FileNotFoundError, bounded.Unreadable):
             return bounded.validated(bounded.parse(read_own(path)), _STATE)
-        write(path, json.dumps(found := self._everything()))
+        write(path, json.dumps(found := self._state_now()))
         return found
 
     def _undone(self, before: Mapping[str, str]) -> str:
         remove(self._agent, VM_ID, self._seconds)
-        found = remaining(before, self._everything, self._seconds)
+        found = remaining(before, self._state_now, self._seconds)
         mine = tuple(f"port {end.port_id}:" for end in self._ends)
         others = [line for line in found if line.startswith("port ") and not line.startswith(mine)]
         rest = "; ".join(line for line in found if line not in others)
@@ -224,8 +224,8 @@ class _Proving:
     def _ovs(self) -> OvsLive | None:
         return known(read_ovs(self._sockets), None)
 
-    def _everything(self) -> dict[str, str]:
-        return self._host.everything(self._agent, self._ovs())
+    def _state_now(self) -> dict[str, str]:
+        return self._host.state(self._agent, self._ovs())
 
     # -- an uplink, and a cell -------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class ProofHost:
             states |= {f"VF {address} {name}": str(value) for name, value in has.items()}
         return states
 
-    def everything(self, agent: Client, ovs: OvsLive | None) -> dict[str, str]:
+    def state(self, agent: Client, ovs: OvsLive | None) -> dict[str, str]:
         """Return what must be as before at the end, by name."""
         found = {f"NIC {nic} driver": self.facts(nic)["driver"] for nic in self.nics}
         for link in self._links.find(lambda name, *_: name not in _DATAPATHS):

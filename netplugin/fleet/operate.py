@@ -97,14 +97,14 @@ class Roller:
         Raises: InvalidRequest before anything is written, Conflict, NotFound, EtcdError.
         """
         roll = await self._open(change, tuple(hosts))
-        todo = await self._todo(roll)
+        left = await self._hosts_left(roll)
         await self._save({}, {})
         running: set[asyncio.Task[None]] = set()
         try:
             while True:
                 failed = len(self.failed)
-                while todo and len(running) + failed < most and not (failed and stop_on_error):
-                    running.add(asyncio.create_task(self._one(*todo.pop(0))))
+                while left and len(running) + failed < most and not (failed and stop_on_error):
+                    running.add(asyncio.create_task(self._one(*left.pop(0))))
                 if not running:
                     break
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -113,9 +113,9 @@ class Roller:
         finally:
             for task in running:
                 task.cancel()
-        if not todo and not self.failed:
+        if not left and not self.failed:
             await self.abandon()
-        return len(todo)
+        return len(left)
 
     async def abandon(self) -> None:
         """Forget the roll; what it has changed stays. Raises: EtcdError."""
@@ -137,23 +137,23 @@ class Roller:
         self._value = roll.model_dump_json().encode()
         return roll
 
-    async def _todo(self, roll: Roll) -> list[tuple[str, dict[str, Any]]]:
+    async def _hosts_left(self, roll: Roll) -> list[tuple[str, dict[str, Any]]]:
         """The hosts with their new specs; first those that have it, which are only to be verified."""
         hosts: Sequence[str] = roll.hosts
         if not hosts:
             keys = await self._writer.etcd.read(values.root("desired"), keys_only=True)
             hosts = [host for host, ref, _ in refs(keys.items) if ref == self._ref]
-        todo: list[tuple[bool, str, dict[str, Any]]] = []
+        found: list[tuple[bool, str, dict[str, Any]]] = []
         for host in hosts:
             there = await self._writer.get(host, self._ref)
             if there is not None and there.spec is not None and there.desired is not None:
                 body = merged(there.spec.model_dump(mode="json", exclude_unset=True), roll.change)
                 changes = encoded(self._ref, {"spec": body}, 1)[0].digest != there.desired.digest
-                todo.append((changes, host, body))
+                found.append((changes, host, body))
             elif roll.hosts or there is None or there.desired is None:
                 fix = "repair it, or name the hosts with --host"
                 raise NotFound(f"{host} has no {self._ref} that can be read", step="roll", fix=fix)
-        return [(host, body) for _, host, body in sorted(todo, key=lambda each: each[:2])]
+        return [(host, body) for _, host, body in sorted(found, key=lambda each: each[:2])]
 
     async def _one(self, host: str, body: dict[str, Any]) -> None:
         """Raises: Conflict if another machine goes on with this roll, EtcdError."""
