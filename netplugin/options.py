@@ -388,6 +388,15 @@ FLEET = [
     ),
     cfg.StrOpt("key", help="File with the private key of cert (PEM)."),
     cfg.StrOpt(
+        "user",
+        help="User of etcd that has a password; cert and key are needed then only if etcd asks for them.",
+    ),
+    cfg.StrOpt(
+        "password_file",
+        help="File with the password of user, which nobody else may read. Another password in it is used at "
+        "once.",
+    ),
+    cfg.StrOpt(
         "role",
         default="plug",
         choices=["plug", "operate"],

@@ -25,7 +25,7 @@ from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError
 from netplugin.api.models import Finding
 from netplugin.fleet import values
 from netplugin.fleet.errors import EtcdUnavailable, LeaseLost
-from netplugin.fleet.etcd import Credentials, Etcd, KeyValue
+from netplugin.fleet.etcd import Etcd, KeyValue
 from netplugin.fleet.names import Ref
 from netplugin.fleet.reports import refs
 from netplugin.fleet.values import Acceptance, Alive, Fault, Summary, digest_of
@@ -61,7 +61,7 @@ class Fleet:
         self._store = store
         self._service = service
         self._supervisor = supervisor
-        self._credentials = Credentials(settings.ca, settings.cert, settings.key)
+        self._credentials = settings.credentials
         self._endpoints = list(settings.endpoints)
         random.shuffle(self._endpoints)  # the hosts of a fleet spread over the members
         self._changed = asyncio.Event()
@@ -256,7 +256,9 @@ class Fleet:
         until = asyncio.get_running_loop().time() + random.uniform(0.5, 1) * _REREAD_S
         while asyncio.get_running_loop().time() < until:
             await asyncio.sleep(random.uniform(0.5, 1) * _ACCEPT_S)
-            if not (self.refused or any(isinstance(why, Held) for why in self._faults.values())):
+            is_waiting = self.refused or any(isinstance(why, Held) for why in self._faults.values())
+            # A token is used before it runs out; and a password that is not that of etcd any more is noticed.
+            if not is_waiting and self._credentials.password_file is None:
                 continue
             accepted = self._store.fleet.memory.accepted
             if any(each.number > accepted for each, _ in await self._acceptances(etcd)):

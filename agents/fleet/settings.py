@@ -5,21 +5,18 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from agents.api.roles import Role
 from netplugin.api.errors import InvalidRequest
-from netplugin.fleet.names import checked_endpoint, checked_name
+from netplugin.fleet.names import Credentials, checked_endpoint, checked_name
 
 
 @dataclass(frozen=True)
 class FleetSettings:
     endpoints: tuple[str, ...]
     host: str
-    ca: Path
-    cert: Path
-    key: Path
+    credentials: Credentials
     #: What the fleet's values may ask for on this host.
     role: Role
 
@@ -31,13 +28,10 @@ class FleetSettings:
             return None
         if find_spec("grpc") is None or find_spec("google.protobuf") is None:
             raise ValueError("[fleet] endpoints takes grpcio and protobuf: pip install 'netplugin[fleet]'")
-        for name in ("ca", "cert", "key"):
-            if not group[name]:
-                raise ValueError(f"[fleet] {name} is missing: etcd is used with TLS and a client certificate")
         try:
             endpoints = tuple(map(checked_endpoint, group.endpoints))
             host = checked_name("host", group.host or socket.gethostname())
+            credentials = Credentials.of(group)
         except InvalidRequest as wrong:
             raise ValueError(f"[fleet] {wrong.detail}") from None
-        ca, cert, key = (Path(group[name]) for name in ("ca", "cert", "key"))
-        return FleetSettings(endpoints, host, ca, cert, key, Role.of(group.role))
+        return FleetSettings(endpoints, host, credentials, Role.of(group.role))

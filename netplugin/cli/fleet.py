@@ -7,14 +7,13 @@ import json
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from netplugin.api.errors import InvalidRequest, NetpluginError, NotFound, Unsupported
 from netplugin.api.models import Finding
 from netplugin.cli import show
 from netplugin.fleet import values
-from netplugin.fleet.names import Ref
+from netplugin.fleet.names import Credentials, Ref
 from netplugin.fleet.reports import PORTS, Report, findings, refs, standing
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ _OF_ETCD = {
     "ca": "file with the CA of etcd",
     "cert": "file with the client certificate, whose common name is the user of etcd",
     "key": "file with the private key of the certificate",
+    "user": "user of etcd that has a password, in place of a certificate",
+    "password_file": "file with the password of the user, for its owner alone",
 }
 _AS_DESIRED = ("verified", "removed")
 
@@ -37,25 +38,23 @@ class _Fleet(show.Base):
         for name, text in _OF_ETCD.items():
             variable = f"NETPLUGIN_FLEET_{name.upper()}"
             text = f"{text} (default: {variable})"
-            parser.add_argument(
-                f"--{name}", default=os.environ.get(variable), metavar=name.upper(), help=text
-            )
+            default = os.environ.get(variable)
+            parser.add_argument(show.option_of(name), default=default, metavar=name.upper(), help=text)
 
     def ask(self, options: Namespace, work: Callable[[Writer], Awaitable[T]]) -> T:
         """What ``work`` returns, as the user of the options. Raises: NetpluginError."""
         try:
-            from netplugin.fleet.etcd import Credentials, Etcd
+            from netplugin.fleet.etcd import Etcd
             from netplugin.fleet.writer import Writer
         except ModuleNotFoundError as missing:
             fix = "pip install 'netplugin[fleet]'"
             raise Unsupported(f"{missing.name} is not installed", step="fleet", fix=fix) from None
-        for name in _OF_ETCD:
-            if not getattr(options, name):
-                raise InvalidRequest.of_field(name, "is required", fix=f"set NETPLUGIN_FLEET_{name.upper()}")
+        if not options.endpoints:
+            raise InvalidRequest.of_field("endpoints", "is required", fix="set NETPLUGIN_FLEET_ENDPOINTS")
+        credentials = Credentials.of(vars(options))
 
         async def connected() -> T:
-            files = Credentials(Path(options.ca), Path(options.cert), Path(options.key))
-            etcd = Etcd(options.endpoints.split(","), files)
+            etcd = Etcd(options.endpoints.split(","), credentials)
             try:
                 return await work(Writer(etcd))
             finally:
@@ -286,8 +285,8 @@ class FleetAccept(_Fleet, show.ShowOne):
 class FleetInit(_Fleet, show.Command):
     """Make the roles and users of the fleet in etcd.
 
-    And print what to put on each host. Run again it makes what is missing. A user has no password, but a
-    certificate with its name as CN.
+    And print what to put on each host. Run again it makes what is missing. The users that it makes have no
+    password, but a certificate with their name as CN; those that are there keep theirs.
     """
 
     def add_options(self, parser: ArgumentParser) -> None:
@@ -320,7 +319,8 @@ class FleetInit(_Fleet, show.Command):
 
 
 _ON_HOST = """
-# On {host}, in /etc/netplugin/netplugin.conf; cert is a client certificate with CN={host}.
+# On {host}, in /etc/netplugin/netplugin.conf; cert is a client certificate with CN={host}
+# (a user that has a password: user and password_file).
 [fleet]
 endpoints = {endpoints}
 host = {host}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from netplugin.api.errors import NetpluginError
+from netplugin.fleet.names import FILES
 
 
 class EtcdError(NetpluginError):
@@ -18,6 +19,10 @@ class EtcdUnavailable(EtcdError):
 
 class EtcdForbidden(EtcdError):
     code, status, title = "etcd_forbidden", 403, "etcd does not let this user do it"
+
+
+class TokenRefused(EtcdForbidden):
+    """etcd does not know the user: the token is of before a restart, a change of users, or 5 idle minutes."""
 
 
 class EtcdFull(EtcdError):
@@ -53,9 +58,9 @@ class HostRefuses(NetpluginError):
 
 
 LOOK = "see whether the members of etcd run and reach each other: etcdctl endpoint health"
-#: Where the files of the certificates are named.
-FILES = "[fleet] ca, cert, key of a host; --ca, --cert, --key or NETPLUGIN_FLEET_CA and so on of a command"
-_USER = "give the user, which is the common name of the certificate, its role: netplugin fleet init"
+_USER = (
+    "give the user, the common name of the certificate or that of the options, its role: netplugin fleet init"
+)
 _SPACE = "compact and defragment etcd, or raise --quota-backend-bytes; then etcdctl alarm disarm"
 #: By the status of gRPC and a part of its text, the first that fits: the error, and its fix. INTERNAL is of
 #: gRPC: a write to a connection that has just ended.
@@ -65,8 +70,9 @@ _MEANINGS: tuple[tuple[str, str, type[EtcdError], str | None], ...] = (
     ("RESOURCE_EXHAUSTED", "larger than max", TooLarge, "delete the value that is so large"),
     ("RESOURCE_EXHAUSTED", "space", EtcdFull, _SPACE),
     ("PERMISSION_DENIED", "", EtcdForbidden, _USER),
-    ("UNAUTHENTICATED", "", EtcdForbidden, _USER),
-    ("INVALID_ARGUMENT", "user name is empty", EtcdForbidden, _USER),
+    ("UNAUTHENTICATED", "", TokenRefused, _USER),
+    ("INVALID_ARGUMENT", "user name is empty", TokenRefused, _USER),
+    ("INVALID_ARGUMENT", "revision of auth store is old", TokenRefused, _USER),
     ("UNAVAILABLE", "SSL", EtcdUnavailable, f"compare the certificates with those of etcd ({FILES})"),
     ("UNKNOWN", "Stream removed", EtcdUnavailable, LOOK),
     *((code, "", EtcdUnavailable, LOOK) for code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")),

@@ -1,6 +1,8 @@
 """A client of etcd v3 for what a fleet needs: read a prefix, compare and put, watch, lease.
 
-One connection to one member at a time, by TLS, with a client certificate whose common name is etcd's user.
+One connection to one member at a time, by TLS. The user is the common name of a client certificate, or has a
+password, for which etcd gives a token (``Auth/Authenticate``; ``token`` in a call's metadata). Another token
+is requested when etcd refuses the one before, or the file has another password.
 Each wait has a deadline. A watch ends with an error as soon as something may have been missed: its user reads
 again. The files of the certificates are read for each connection, so that renewed ones are used.
 """
@@ -17,18 +19,19 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from netplugin.api.errors import reason
 from netplugin.fleet.errors import (
-    FILES,
     LOOK,
     Compacted,
     EtcdError,
     EtcdForbidden,
     EtcdUnavailable,
     LeaseLost,
+    TokenRefused,
     TooLarge,
     explained,
 )
 from netplugin.fleet.messages import DELETE, EQUAL, MOD, M
-from netplugin.fleet.names import checked_endpoint
+from netplugin.fleet.names import FILES, checked_endpoint
+from netplugin.fleet.names import Credentials as Credentials
 
 # What gRPC writes to standard error is in its errors too.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -36,6 +39,7 @@ import grpc.aio
 
 T = TypeVar("T")
 _Io: TypeAlias = Callable[..., Awaitable[Any]]
+_Metadata: TypeAlias = tuple[tuple[str, str], ...]
 # Keys of one answer, some 1 MB if the values are those of ports, and its bytes; etcd's own limit for a value
 # is 1.5 MB (``--max-request-bytes``).
 _PAGE, _LARGEST = 500, 8 << 20
@@ -64,24 +68,6 @@ class Snapshot:
     items: tuple[KeyValue, ...]
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """The files with etcd's CA and with the certificate and key of the user."""
-
-    ca: Path
-    cert: Path
-    key: Path
-
-    def read(self) -> Any:
-        """Raises: EtcdForbidden if a file cannot be read."""
-        try:
-            parts = [path.read_bytes() for path in (self.ca, self.key, self.cert)]
-        except OSError as wrong:
-            fix = f"correct it: {FILES}"
-            raise EtcdForbidden(f"{wrong.filename}: {reason(wrong)}", step="credentials", fix=fix) from None
-        return grpc.ssl_channel_credentials(*parts)
-
-
 class Etcd:
     """For one event loop. ``close`` it after use."""
 
@@ -95,6 +81,9 @@ class Etcd:
         self._credentials = credentials
         self._quiet_s = quiet_s
         self._channel: Any = None
+        #: The password that was used last, and what etcd has given for it.
+        self._token: tuple[bytes, str] | None = None
+        self._login = asyncio.Lock()
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None
@@ -199,7 +188,9 @@ class Etcd:
     def _call(self, kind: str, method: str, answer: Any) -> tuple[Any, Any]:
         """The channel to the first member, and what calls a method of it. Raises: EtcdForbidden."""
         if self._channel is None:
-            credentials = self._credentials.read()
+            files = self._credentials
+            parts = [_content(path) if path else None for path in (files.ca, files.key, files.cert)]
+            credentials = grpc.ssl_channel_credentials(*parts)
             self._channel = grpc.aio.secure_channel(self._endpoints[0], credentials, _OPTIONS)
         make = getattr(self._channel, kind)
         to_bytes: Callable[[Any], bytes] = lambda request: request.SerializeToString()  # noqa: E731
@@ -207,14 +198,48 @@ class Etcd:
 
     async def ask(self, method: str, request: Any, answer: Any) -> Any:
         """One call: the answer is of this class. Raises: EtcdError."""
+        try:
+            return await self._ask(method, request, answer, await self._user())
+        except TokenRefused:
+            self._token = None
+        return await self._ask(method, request, answer, await self._user())
+
+    async def _ask(self, method: str, request: Any, answer: Any, user: _Metadata) -> Any:
         channel, call = self._call("unary_unary", method, answer)
-        return await self._explained(method, channel, call(request, timeout=self.timeout_s))
+        return await self._explained(method, channel, call(request, timeout=self.timeout_s, metadata=user))
+
+    async def _user(self) -> _Metadata:
+        """The token of a user with a password, which is read each time; nothing for one with a certificate.
+
+        Raises: EtcdError, with the name of the file if etcd does not take the password.
+        """
+        name, file = self._credentials.user, self._credentials.password_file
+        if file is None:
+            return ()
+        async with self._login:
+            password = _content(file, 0o077).strip()
+            if self._token is None or self._token[0] != password:
+                request = M.Authenticate(name=name, password=password.decode(errors="replace"))
+                try:
+                    answer = await self._ask("Auth/Authenticate", request, M.AuthenticateResponse, ())
+                    self._token = password, answer.token
+                except EtcdError as refused:
+                    if isinstance(refused, EtcdUnavailable):
+                        raise
+                    if "authentication is not enabled" not in refused.detail:
+                        text = f"{refused.detail}: user {name}, with the password of {file}"
+                        fix = "write to the file the password that etcd has (etcdctl user passwd)"
+                        raise EtcdForbidden(text, step="Auth/Authenticate", fix=fix) from None
+                    self._token = password, ""  # without access control everybody may do everything
+            token = self._token[1]
+        return (("token", token),) if token else ()
 
     @asynccontextmanager
     async def _stream(self, method: str, answer: Any) -> AsyncIterator[tuple[_Io, _Io]]:
         """Write and read of a stream. Read has a deadline, and may write once more when that is over."""
+        user = await self._user()
         channel, make = self._call("stream_stream", method, answer)
-        call = make(metadata=_REQUIRE_LEADER)
+        call = make(metadata=(*_REQUIRE_LEADER, *user))
 
         async def write(request: Any) -> None:
             await self._explained(method, channel, asyncio.wait_for(call.write(request), self.timeout_s))
@@ -258,6 +283,17 @@ class Etcd:
         raise error
 
 
+def _content(path: Path, deny: int = 0) -> bytes:
+    """Raises: EtcdForbidden if it cannot be read, or its mode has a bit of ``deny``."""
+    fix = f"correct it: {FILES}"
+    try:
+        if path.stat().st_mode & deny:
+            raise EtcdForbidden(f"{path} is open to others", step="credentials", fix=f"chmod 0600 {path}")
+        return path.read_bytes()
+    except OSError as wrong:
+        raise EtcdForbidden(f"{path}: {reason(wrong)}", step="credentials", fix=fix) from None
+
+
 async def _next(call: Any) -> Any:
     """The next message of a stream, or as an error why it has ended."""
     answer = await call.read()
@@ -284,7 +320,8 @@ def _canceled(answer: Any, revision: int) -> EtcdError:
     if answer.compact_revision:
         what = f"revision {revision} was compacted; the oldest is {answer.compact_revision}"
         return Compacted(what, step="Watch/Watch")
-    code = "PERMISSION_DENIED" if "permission denied" in answer.cancel_reason else "UNAVAILABLE"
+    words = {"permission denied": "PERMISSION_DENIED", "auth token": "UNAUTHENTICATED"}
+    code = next((code for text, code in words.items() if text in answer.cancel_reason), "UNAVAILABLE")
     return explained(code, answer.cancel_reason or "the watch was cancelled", "Watch/Watch", "etcd")
 
 

@@ -35,6 +35,8 @@ LeaseGrantRequest: TTL 1 int64, ID 2 int64
 LeaseGrantResponse: header 1 Header, ID 2 int64, TTL 3 int64
 LeaseRequest: ID 1 int64
 LeaseKeepAliveResponse: header 1 Header, ID 2 int64, TTL 3 int64
+Authenticate: name 1 string, password 2 string
+AuthenticateResponse: token 2 string
 Permission: permType 1 int32, key 2 bytes, range_end 3 bytes
 UserOptions: no_password 1 bool
 UserAdd: name 1 string, options 3 UserOptions

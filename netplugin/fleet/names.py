@@ -1,13 +1,20 @@
-"""The names of a fleet's objects and members, for those who need nothing else of it."""
+"""The names of a fleet's objects, members and files, for those who need nothing else of it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
 from netplugin.api.errors import InvalidRequest
 from netplugin.api.fields import NAME_PATTERN, PATTERN_WORDS
+
+#: Where files and the user are named.
+FILES = "[fleet] ca, cert and so on of a host; --ca, --cert or NETPLUGIN_FLEET_CA and so on of a command"
 
 
 class Kind(StrEnum):
@@ -36,6 +43,29 @@ class Ref:
         if kind not in {*Kind}:
             raise InvalidRequest.of_field("key", f"{kind[:80]!r} is no kind of object")
         return Ref(Kind(kind), checked_name("key", id))
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """The file with etcd's CA, and what the user has: a certificate with its key, a password, or both."""
+
+    ca: Path
+    cert: Path | None = None
+    key: Path | None = None
+    user: str = ""
+    password_file: Path | None = None
+
+    @staticmethod
+    def of(given: Mapping[str, Any]) -> Credentials:
+        """From options of these names. Raises: InvalidRequest that names the first that is missing."""
+        password, certificate = ("user", "password_file"), ("cert", "key")
+        chosen = [pair for pair in (password, certificate) if any(given[name] for name in pair)]
+        for name in ("ca", *chain(*(chosen or [certificate]))):
+            if not given[name]:
+                what = "is required: etcd is used with TLS, and a certificate or a password"
+                raise InvalidRequest.of_field(name, what, fix=f"set {FILES}")
+        files = {name: Path(given[name]) for name in ("ca", *certificate, "password_file") if given[name]}
+        return Credentials(user=given["user"] or "", **files)
 
 
 def checked_name(field: str, name: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+from agents.fleet import runner
 from netplugin.fleet.errors import (
     Compacted,
     EtcdError,
@@ -20,7 +21,10 @@ from netplugin.fleet.errors import (
     LeaseLost,
 )
 from netplugin.fleet.etcd import Credentials, Etcd, KeyValue
-from tests.lab.etcd import PrivateEtcd
+from netplugin.fleet.names import Ref
+from netplugin.fleet.writer import Writer
+from tests.lab.etcd import PrivateEtcd, permissions
+from tests.lab.memory_hosts import NETWORK, MemoryHost, network_spec, port_spec
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -249,6 +253,81 @@ def test_a_host_that_is_taken_over_has_its_own_keys_alone(tmp_path: Path) -> Non
                     await made.read(f"{root}/desired/h1/")
 
         run(work())
+
+
+def test_a_user_with_a_password_needs_no_certificate_and_its_host_goes_on_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_MOST_S", 0.5)
+    monkeypatch.setattr(runner, "_ACCEPT_S", 0.5)
+    file = tmp_path / "password"
+    file.touch(0o600)
+    file.write_text("wrong\n")
+    # No certificate is asked for, and none is a user.
+    options = {"client-cert-auth": "false", "trusted-ca-file": ""}
+    with PrivateEtcd(tmp_path / "passwords", options=options) as etcd:
+        user = Credentials(etcd.pki.ca, user="h1", password_file=file)
+        root = with_passwords(etcd, tmp_path / "root", "h1")
+        wrong = refused(etcd.endpoints, user)
+        assert isinstance(wrong, EtcdForbidden) and str(file) in wrong.detail and "h1" in wrong.detail
+        nobody = refused(etcd.endpoints, Credentials(etcd.pki.ca))
+        assert isinstance(nobody, EtcdForbidden), nobody
+
+        async def work() -> None:
+            client = Etcd(etcd.endpoints, root)
+            host = MemoryHost("h1", tmp_path / "h1", etcd.endpoints, user)
+            following = asyncio.create_task(host.fleet.keep())
+            writer = Writer(client)
+
+            async def passes(number: int) -> None:
+                written = await writer.put("h1", Ref.of(f"port/p{number}"), port_spec(number))
+                await writer.verified(written, within_s=20)
+
+            try:
+                await until(lambda: host.fleet.refused is not None)
+                assert str(file) in host.fleet.findings()[0].found and not host.fleet.connected
+                file.write_text("secret-h1\n")
+                await writer.put("h1", NETWORK, network_spec(1))
+                await passes(1)
+                await asyncio.to_thread(password, etcd, "h1", "another")
+                # An idle host notices it, and says what is wrong; what it has stays.
+                await until(lambda: not host.fleet.connected)
+                await until(lambda: "authentication failed" in host.state["refused"])
+                assert list(host.kernel.ports) == ["p1"]
+                file.write_text("another")
+                await passes(2)
+                assert host.fleet.connected and not host.fleet.findings()
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+                await client.close()
+                host.close()
+
+        run(work())
+
+
+def with_passwords(etcd: PrivateEtcd, file: Path, host: str) -> Credentials:
+    """Turn access control on; the passwords are ``secret-<user>``. Returns root's, which the file has."""
+    for user in ("root", host):
+        etcd.ctl("user", "add", f"{user}:secret-{user}")
+        etcd.ctl("role", "add", user)
+        etcd.ctl("user", "grant-role", user, user)
+    for permission in permissions(host):
+        etcd.ctl("role", "grant-permission", host, *permission)
+    etcd.ctl("auth", "enable")
+    file.touch(0o600)
+    file.write_text("secret-root")
+    return Credentials(etcd.pki.ca, user="root", password_file=file)
+
+
+def password(etcd: PrivateEtcd, user: str, new: str) -> None:
+    etcd.ctl("--user", "root:secret-root", "user", "passwd", user, "--interactive=false", stdin=new)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S / 2):
+        while not holds():
+            await asyncio.sleep(0.05)
 
 
 def test_a_full_database_is_reported_and_read(tmp_path: Path) -> None:

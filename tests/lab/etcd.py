@@ -155,7 +155,7 @@ class PrivateEtcd(Running):
             command += [f"--{side}client-cert-auth", f"--{side}trusted-ca-file", self.pki.ca]
             command += [f"--{side}cert-file", self.pki.agent, f"--{side}key-file", self.pki.agent_key]
         for name, value in self._options.items():
-            command += [f"--{name}", value]
+            command += [f"--{name}={value}"]
         return command
 
 

@@ -83,7 +83,7 @@ class MemoryHost:
         backends: Any = {"fake": FakeBackend("fake", self.kernel)}
         self.service = Service(conf, self.store, Metrics(self.store), shared, backends, {}, view)
         self._audit = AuditLog(None)
-        settings = FleetSettings(tuple(endpoints), name, user.ca, user.cert, user.key, Role.PLUG)
+        settings = FleetSettings(tuple(endpoints), name, user, Role.PLUG)
         rules = BodyRules((), self.service.ports.moved_by)
         self.fleet = Fleet(settings, self.service, self.store, rules, self._audit, shared.supervisor)
         self._supervisor = shared.supervisor

@@ -27,7 +27,7 @@ from netplugin.api.client import Client as ApiClient
 from netplugin.api.conditions import Condition
 from netplugin.api.errors import Conflict, HostError
 from netplugin.api.models import NetworkSpec, PortSpec, PortState
-from netplugin.fleet.names import Kind, Ref
+from netplugin.fleet.names import Credentials, Kind, Ref
 from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent
 from tests.unit.agents.fleet.etcd import Client, MemoryEtcd
 
@@ -46,7 +46,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(role: Role = Role.PLUG, host: str = HOST) -> FleetSettings:
-    return FleetSettings(("h:1",), host, Path("ca"), Path("cert"), Path("key"), role)
+    return FleetSettings(("h:1",), host, Credentials(Path("ca")), role)
 
 
 @asynccontextmanager
@@ -565,7 +565,10 @@ def test_an_agent_without_a_fleet_imports_nothing_of_it() -> None:
     [
         ({"endpoints": ["etcd1"]}, "host:port"),
         ({"endpoints": ["http://etcd1:2379"]}, "host:port"),
-        ({"cert": None}, "cert is missing"),
+        ({"cert": None}, "cert: is required"),
+        ({"cert": None, "key": None}, "cert: is required"),
+        ({"cert": None, "key": None, "user": "h1"}, "password_file: is required"),
+        ({"user": "h1", "password_file": "f", "ca": None}, "ca: is required"),
         ({"host": "a/b"}, "host"),
     ],
 )
