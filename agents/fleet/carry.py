@@ -23,7 +23,7 @@ from netplugin.fleet.values import Spec, digest_of
 
 LOG = logging.getLogger(__name__)
 # The fleet may change what it has made.
-_FLEET = Condition(override=True)
+_FLEET = Condition(override=True, is_logged=True)
 # Seconds between two tries of what failed: twice as many each time.
 _FIRST_S, _MOST_S = 1.0, 60.0
 # Objects that are carried out at once: as many as a batch of the API has.

@@ -76,6 +76,8 @@ class Fleet:
         self._listed: frozenset[Ref] | None = None
         #: The revision up to which changes of this host's range were seen.
         self._seen = 0
+        #: The acceptances that were there when the range was read: they change nothing more.
+        self._accepted: tuple[tuple[Acceptance, int], ...] = ()
         #: The revision of the last acceptance that was none.
         self._unreadable = 0
         store.fleet.is_on = True
@@ -161,22 +163,29 @@ class Fleet:
     async def _claim_name(self, etcd: Etcd, lease: int) -> None:
         """Write ``alive/<host>``. Raises: Conflict while another agent has the name."""
         key = values.alive_key(self._host)
-        mine = Alive(identity=self._store.identity, version=self._version)
+        mine = Alive(
+            identity=self._store.identity, instance=self._store.fleet.instance, version=self._version
+        )
         found = (await etcd.read(key)).items
         other, revision = (found[0].value, found[0].mod_revision) if found else (b"", 0)
-        is_free = not other or mine.identity.encode() in other
+        is_of_store = mine.identity.encode() in other
+        # An agent of an older version has no instance.
+        is_copy = is_of_store and b'"instance"' in other and mine.instance.encode() not in other
         value = {key: mine.model_dump_json().encode()}
-        if not is_free or await etcd.change(value, unchanged={key: revision}, lease=lease) is None:
-            raise Conflict(
-                f"another agent is in the fleet as host {self._host}: {other[:200]!r}",
-                step="fleet",
-                fix="give each host its own name in [fleet] host; that of an agent that has ended is free "
-                f"after {LEASE_S} s",
-            )
+        if (not other or is_of_store) and not is_copy:
+            if await etcd.change(value, unchanged={key: revision}, lease=lease) is not None:
+                return
+        what = ", with a copy of the store of this one" if is_copy else ""
+        raise Conflict(
+            f"another agent is in the fleet as host {self._host}{what}: {other[:200]!r}",
+            step="fleet",
+            fix="give each host its own name in [fleet] host, and its own store; that of an agent that has ended "
+            f"is free after {LEASE_S} s",
+        )
 
     async def _read(self, etcd: Etcd, summary: int) -> tuple[int, NetpluginError | None]:
         """Read the range and plan. Returns its revision, and why nothing of it counts."""
-        accepted = await self._acceptances(etcd)
+        accepted = self._accepted = await self._acceptances(etcd)
         snapshot = await etcd.read(values.desired_prefix(self._host))
         items = await self._service.off_loop.compute(_items, snapshot.items)
         cluster = values.cluster_name(snapshot.cluster_id)
@@ -260,8 +269,7 @@ class Fleet:
             # A token is used before it runs out; and a password that is not that of etcd any more is noticed.
             if not is_waiting and self._credentials.password_file is None:
                 continue
-            accepted = self._store.fleet.memory.accepted
-            if any(each.number > accepted for each, _ in await self._acceptances(etcd)):
+            if await self._acceptances(etcd) != self._accepted:
                 return
 
     # -- reports ---------------------------------------------------------------------------------

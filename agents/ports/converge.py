@@ -214,7 +214,8 @@ class Plug:
                 call.future.set_result(None)
         for call in calls:  # after all else, as the log is a lock that answers need too
             if call.error is not None:
-                LOG.warning("%s failed: %s", call.kind, call.error, extra={"port_id": call.port_id})
+                level = logging.DEBUG if call.condition.is_logged else logging.WARNING
+                LOG.log(level, "%s failed: %s", call.kind, call.error, extra={"port_id": call.port_id})
             elif call.record is None or call.removes:
                 LOG.info("port is gone", extra={"port_id": call.port_id})
             else:

@@ -26,7 +26,7 @@ from netplugin.host.safe_files import own_directory
 # Its value is stored with the boot ID and continues from there after a reboot.
 
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def _boottime() -> float:
@@ -45,7 +45,7 @@ class StoredClock:
     ) -> None:
         """``stored`` is an earlier result of ``state``."""
         self._boottime = boottime
-        self._boot = boot if boot is not None else _BOOT_ID.read_text().strip()
+        self._boot = boot if boot is not None else BOOT_ID.read_text().strip()
         if stored is None:
             value = today()
         else:

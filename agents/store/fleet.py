@@ -7,9 +7,9 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from agents.store.database import Database
+from agents.store.database import BOOT_ID, Database
 from agents.store.set_aside import Row, SetAside
-from netplugin.api.conditions import Condition
+from netplugin.api.conditions import Condition, digest
 from netplugin.api.errors import Conflict, HostError
 from netplugin.fleet.names import Kind, Ref
 
@@ -72,6 +72,9 @@ class FleetStore:
     def __init__(self, database: Database, set_aside: SetAside) -> None:
         self._database = database
         self._set_aside = set_aside
+        file = database.path.stat()
+        #: Of this file since the host was booted: a copy of the store has another one, a new process has not.
+        self.instance = digest(BOOT_ID.read_text(), f"{file.st_dev} {file.st_ino}")
         #: Whether the fleet of the options owns what it has made here.
         self.is_on = False
         row = database.sql.execute("SELECT value FROM meta WHERE key = 'fleet'").fetchone()

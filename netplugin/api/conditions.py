@@ -52,12 +52,14 @@ def entity_tag(body: bytes, intent: str | None = None) -> str:
 class Condition:
     """The tags of one call: (``*``,) for any. None: no such condition.
 
-    ``override``: the change may be of what the fleet has made (the header Netplugin-Override).
+    ``override``: the change may be of what the fleet has made (the header Netplugin-Override). ``is_logged``:
+    by the caller, who tries again and says once what fails.
     """
 
     match: tuple[str, ...] | None = None
     none_match: tuple[str, ...] | None = None
     override: bool = False
+    is_logged: bool = False
 
     @staticmethod
     def parse(if_match: Sequence[str], if_none_match: Sequence[str]) -> Condition:

@@ -84,9 +84,10 @@ class _Written(BaseModel):
 
 
 class Alive(_Written):
-    """The agent that has a host name now, by the identity of its store."""
+    """The agent that has a host name now, by the identity of its store, and which of its copies it is."""
 
     identity: str
+    instance: str = ""
     version: str
 
 
