@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -18,7 +18,7 @@ from agents.store.store import Store
 from netplugin.api.conditions import Condition
 from netplugin.api.errors import Forbidden, NetpluginError, as_host_error
 from netplugin.api.models import PortState
-from netplugin.fleet.names import Kind, Ref
+from netplugin.fleet.names import PORTS, Kind, Ref
 from netplugin.fleet.values import Spec, digest_of
 
 LOG = logging.getLogger(__name__)
@@ -30,54 +30,43 @@ _FIRST_S, _MOST_S = 1.0, 60.0
 _AT_ONCE = 4096
 
 
+@dataclass(eq=False)
 class Carrier:
     """For the event loop. It goes on without etcd. The last step of an object is the one that counts."""
 
-    def __init__(
-        self,
-        service: Service,
-        store: Store,
-        rules: BodyRules,
-        role: Role,
-        audit: AuditLog,
-        when_changed: Callable[[], None],
-    ) -> None:
-        self._service = service
-        self._store = store
-        self._rules = rules
-        self._role = role
-        self._audit = audit
-        self._when_changed = when_changed
-        #: The last step of each object that is not done, and the errors of those that failed.
-        self.open: dict[Ref, Step] = {}
-        self.faults: dict[Ref, NetpluginError] = {}
-        self._waiting: set[Ref] = set()
-        self._busy: set[Ref] = set()
-        self._tries: dict[Ref, int] = {}
-        #: What is done and not committed yet.
-        self._done: dict[Ref, tuple[Step, Known]] = {}
-        self._is_unsaved = False
-        self._work = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+    _service: Service
+    _store: Store
+    _rules: BodyRules
+    _role: Role
+    _audit: AuditLog
+    _when_changed: Callable[[], None]
+    #: The last step of each object that is not done, and the errors of those that failed.
+    open: dict[Ref, Step] = field(default_factory=dict)
+    faults: dict[Ref, NetpluginError] = field(default_factory=dict)
+    _tries: dict[Ref, int] = field(default_factory=dict)
+    _waiting: set[Ref] = field(default_factory=set)
+    _busy: set[Ref] = field(default_factory=set)
+    #: What is done and not committed yet.
+    _done: dict[Ref, tuple[Step, Known]] = field(default_factory=dict)
+    _is_unsaved: bool = False
+    _work: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def want(self, steps: Iterable[Step]) -> None:
         """Carry these out, in place of earlier ones for the same objects. The same step again goes on."""
         for step in steps:
-            if self.open.get(step.ref) == step:
-                continue
-            self.open[step.ref] = step
-            self._tries.pop(step.ref, None)
-            self.faults.pop(step.ref, None)  # of the one before
-            self._waiting.add(step.ref)
+            if self.open.get(step.ref) != step:
+                self.drop([step.ref])
+                self.open[step.ref] = step
+                self._waiting.add(step.ref)
         self._work.set()
 
     def drop(self, refs: Iterable[Ref]) -> None:
         """Carry nothing out any more for these objects: what etcd has of them does not count."""
         for ref in refs:
-            self.open.pop(ref, None)
             self._waiting.discard(ref)
-            self._tries.pop(ref, None)
-            self.faults.pop(ref, None)
+            for of_ref in (self.open, self._tries, self.faults):
+                of_ref.pop(ref, None)
 
     async def keep(self) -> None:
         """Carry out steps until cancelled."""
@@ -101,16 +90,10 @@ class Carrier:
 
     async def _batch(self, steps: list[Step]) -> None:
         """Networks before the ports that are on them, and removed after them."""
-        made = {Kind.PHYSICAL_NETWORK: 0, Kind.NETWORK: 1}
-
-        def turn(step: Step) -> int:
-            first = made.get(step.ref.kind, 2)
-            return first if step.spec is not None else 4 - first
-
         refs = {step.ref for step in steps}
         try:
             await self._claim(steps)
-            for _, group in groupby(sorted(steps, key=turn), key=turn):
+            for _, group in groupby(sorted(steps, key=_turn), key=_turn):
                 each = list(group)
                 for first in range(0, len(each), _AT_ONCE):
                     await asyncio.gather(*map(self._one, each[first : first + _AT_ONCE]))
@@ -123,36 +106,32 @@ class Carrier:
 
         Not for what is there already: that is the fleet's once its value was carried out.
         """
-        new = [s.ref for s in steps if s.spec is not None and not self._owns(s.ref)]
-        claims = {ref: CLAIM for ref in new if current_spec(self._store, ref) is None}
-        if not claims:
-            return
+        made = [step for step in steps if step.spec is not None and not self._owns(step.ref)]
+        new = [step for step in made if current_spec(self._store, step.ref) is None]
         try:
-            await self._store.database.in_thread(self._store.fleet.save, None, claims)
+            if new:
+                claims = dict.fromkeys((step.ref for step in new), CLAIM)
+                await self._store.database.in_thread(self._store.fleet.save, None, claims)
         except NetpluginError as refused:
-            for step in steps:
-                if step.ref in claims:
-                    self._failed(step, refused)
-            steps[:] = [step for step in steps if step.ref not in claims]
+            for step in new:
+                self._failed(step, refused)
+                steps.remove(step)
 
     async def _one(self, step: Step) -> None:
-        ref, status = step.ref, 204 if step.spec is None else 200
+        ref, is_news = step.ref, True
+        method, status = ("PUT", 200) if step.spec is not None else ("DELETE", 204)
         if self.open.get(ref) is not step:
             return  # another has come since
-        is_news = True
         try:
             tag = digest_of(await self._carried_out(step))
+            self._done[ref] = step, replace(step.known, tag=tag)
         except Exception as error:
             wrong = as_host_error(error, "fleet")
-            status = wrong.status
-            is_news = self._failed(step, wrong)
-        else:
-            self._done[ref] = step, replace(step.known, tag=tag)
+            status, is_news = wrong.status, self._failed(step, wrong)
         self._busy.discard(ref)
         self._work.set()
-        method = "DELETE" if step.spec is None else "PUT"
-        path = f"/v1/{ref.kind}s/{ref.id}"
         if is_news:
+            path = f"/v1/{ref.kind}s/{ref.id}"
             await self._audit.of_fleet(method, path, status, step.known.generation, step.revision)
 
     def _failed(self, step: Step, error: NetpluginError) -> bool:
@@ -198,19 +177,14 @@ class Carrier:
 
     async def _carried_out(self, step: Step) -> Spec | None:
         """Returns the spec that the host has for it. Raises: what a PUT or a DELETE of the API raises."""
-        kind, id, spec = step.ref.kind, step.ref.id, step.spec
-        of_kind: dict[Kind, Any] = {
-            Kind.PORT: self._service.ports,
-            Kind.SERVICE_PORT: self._service.service_ports,
-            Kind.NETWORK: self._service.networks,
-            Kind.PHYSICAL_NETWORK: self._service.physical_networks,
-        }
+        kind, id = step.ref.kind, step.ref.id
         self._require_role(step)
-        if spec is None:
+        of_kind: Any = getattr(self._service, f"{kind}s".replace("-", "_"))
+        if step.spec is None:
             if self._owns(step.ref):
-                await of_kind[kind].delete(id, _FLEET)
+                await of_kind.delete(id, _FLEET)
             return None
-        made = await of_kind[kind].put(id, spec, _FLEET)
+        made = await of_kind.put(id, step.spec, _FLEET)
         if kind is Kind.PHYSICAL_NETWORK:
             return current_spec(self._store, step.ref)
         has: Spec = made.spec.as_port(id) if kind is Kind.SERVICE_PORT else made.spec
@@ -225,23 +199,27 @@ class Carrier:
         """Raises: Forbidden, as the API does for a caller with the role of the fleet."""
         if self._role >= Role.OPERATE:
             return
-        of_body = {Kind.PORT: of_port, Kind.SERVICE_PORT: of_service_port}.get(step.ref.kind)
-        more = None
-        if step.ref.kind is Kind.PHYSICAL_NETWORK and (step.spec is not None or self._owns(step.ref)):
+        kind, more = step.ref.kind, None
+        if kind is Kind.PHYSICAL_NETWORK and (step.spec is not None or self._owns(step.ref)):
             more = "a physical network"
-        elif of_body and step.spec is not None:
+        elif kind in PORTS and step.spec is not None:
+            of_body = of_port if kind is Kind.PORT else of_service_port
             more = next(of_body(step.spec.model_dump(mode="json"), self._rules), None)
         if more is not None:
-            raise Forbidden(
-                f"{more} takes the role operate, and the fleet has {self._role}",
-                step="role",
-                fix="set [fleet] role = operate on the host, if all writers of the fleet may do so",
-            )
+            fix = "set [fleet] role = operate on the host, if all writers of the fleet may do so"
+            text = f"{more} takes the role operate, and the fleet has {self._role}"
+            raise Forbidden(text, step="role", fix=fix)
+
+
+def _turn(step: Step) -> int:
+    """When its turn comes: things that others are on first, and last if they are removed."""
+    first = {Kind.PHYSICAL_NETWORK: 0, Kind.NETWORK: 1}.get(step.ref.kind, 2)
+    return first if step.spec is not None else 4 - first
 
 
 def current_spec(store: Store, ref: Ref) -> Spec | None:
     """What the host is to have of an object, whoever requested it."""
-    if ref.kind in (Kind.PORT, Kind.SERVICE_PORT):
+    if ref.kind in PORTS:
         record = store.get(ref.id)
         return None if record is None or record.state is PortState.REMOVING else record.spec
     if ref.kind is Kind.NETWORK:

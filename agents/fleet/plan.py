@@ -37,6 +37,12 @@ class Item:
     revision: int
     desired: AnyDesired | NetpluginError
 
+    @property
+    def removal(self) -> AnyDesired | None:
+        """The value, if it requests that the object goes."""
+        desired = self.desired
+        return None if isinstance(desired, NetpluginError) or not desired.deleted else desired
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -96,27 +102,21 @@ def plan_read(memory: Memory, known: Mapping[Ref, Known], reading: Reading) -> P
     if afresh:
         known = {ref: replace(each, generation=0) for ref, each in known.items()}
     # The removals that a host finds under a new name were meant for the one which had that before.
+    removals = {ref: item.removal for ref, item in reading.items.items() if item.removal}
     others = {
-        ref: replace(known[ref], generation=max(known[ref].generation, item.desired.generation))
-        for ref, item in reading.items.items()
+        ref: replace(known[ref], generation=max(known[ref].generation, removal.generation))
+        for ref, removal in removals.items()
         if reading.is_of_another_name(before) and ref in known and known[ref].is_owned
-        if not isinstance(item.desired, NetpluginError) and item.desired.deleted
     }
     known = {**known, **others}
     plan = _plan(memory, known, reading.items, frozenset(known) - frozenset(reading.items))
-    removals = [step for step in plan.steps if step.spec is None and step.owned]
-    free = {step.ref for step in removals if _passes(memory, reading.items[step.ref])}
-    held = frozenset(step.ref for step in removals) - free
-    owned = sum(each.is_owned for each in known.values())
-    if len(held) <= max(_FEW, int(_PART * owned)):
-        held = frozenset()
-    return replace(
-        plan,
-        steps=tuple(step for step in plan.steps if step.ref not in held),
-        faults={**plan.faults, **{ref: Held.of(len(held), reading.revision) for ref in held}},
-        forget_generations=afresh,
-        known=others,
-    )
+    braked = {step.ref for step in plan.steps if step.owned and step.revision > memory.accepted_revision}
+    held = {ref for ref, removal in removals.items() if ref in braked and not removal.drained}
+    if len(held) <= max(_FEW, int(_PART * sum(each.is_owned for each in known.values()))):
+        held = set()
+    faults = {**plan.faults, **{ref: Held.of(len(held), reading.revision) for ref in held}}
+    steps = tuple(step for step in plan.steps if step.ref not in held)
+    return replace(plan, steps=steps, faults=faults, forget_generations=afresh, known=others)
 
 
 def plan_watched(
@@ -137,37 +137,29 @@ def _plan(
     faults: dict[Ref, NetpluginError] = {}
     for ref, item in sorted(items.items()):
         try:
-            step = _step(ref, item, known.get(ref))
+            steps += _steps(ref, item, known.get(ref))
         except NetpluginError as refused:
             faults[ref] = refused
-        else:
-            steps += [step] if step else []
     gone = frozenset(ref for ref in missing if ref in known and not known[ref].is_owned)
     return Plan(memory, tuple(steps), faults, gone=gone)
 
 
-def _step(ref: Ref, item: Item, known: Known | None) -> Step | None:
-    """None if nothing is to be done. Raises: NetpluginError if the value cannot be carried out."""
+def _steps(ref: Ref, item: Item, known: Known | None) -> list[Step]:
+    """One, or none if nothing is to be done. Raises: NetpluginError if the value cannot be carried out."""
     if isinstance(item.desired, NetpluginError):
         raise item.desired
     desired, at = item.desired, known.generation if known else 0
     if desired.generation < at:
-        raise Conflict(
-            f"generation {desired.generation} is older than {at}, which this host has carried out",
-            step="merge",
-            fix="write the value again, with a generation above it",
-        )
-    if known is not None and desired.generation == at:
-        if desired.digest != known.value:
-            raise Conflict(
-                f"generation {at} has another value here: of a second writer, or changed while the host had "
-                "no fleet, or had another name",
-                step="merge",
-                fix="let one writer have the object, and write the value again with a higher generation",
-            )
-        return None
-    after = Known(desired.generation, desired.digest)
-    return Step(ref, item.revision, after, desired.spec, known is not None and known.is_owned)
+        text = f"generation {desired.generation} is older than {at}, which this host has carried out"
+        raise Conflict(text, step="merge", fix="write the value again, with a generation above it")
+    if known is None or desired.generation > at:
+        after = Known(desired.generation, desired.digest)
+        return [Step(ref, item.revision, after, desired.spec, known is not None and known.is_owned)]
+    if desired.digest == known.value:
+        return []
+    text = f"generation {at} has another value here: of a second writer, or changed while the host had"
+    fix = "let one writer have the object, and write the value again with a higher generation"
+    raise Conflict(f"{text} no fleet, or had another name", step="merge", fix=fix)
 
 
 def _accepted(memory: Memory, reading: Reading) -> tuple[Memory, bool]:
@@ -175,15 +167,17 @@ def _accepted(memory: Memory, reading: Reading) -> tuple[Memory, bool]:
 
     Raises: Conflict.
     """
-    here = [(each, wrote) for each, wrote in reading.acceptances if each.cluster == reading.cluster]
-    is_back = reading.cluster != memory.cluster or reading.is_older_than(memory)
-    afresh = is_back and memory.cluster != ""
+    here = [each for each in reading.acceptances if each[0].cluster == reading.cluster]
+    is_other = reading.cluster != memory.cluster
+    afresh = memory.cluster != "" and (is_other or reading.is_older_than(memory))
     if afresh:
-        here = [
-            (a, wrote) for a, wrote in here if a.replaces == memory.cluster and a.number > memory.accepted
-        ]
+        here = [e for e in here if e[0].replaces == memory.cluster and e[0].number > memory.accepted]
         if not here:
-            raise _refused(memory, reading)
+            older = f"etcd is an older copy: at revision {reading.revision} now, at {memory.revision} before"
+            other = f"this is cluster {reading.cluster}, and the host was at {memory.cluster} before"
+            fix = f"or let it count: netplugin fleet accept --revision {reading.revision}"
+            text = f"{other if is_other else older}; nothing of it is carried out"
+            raise Conflict(text, step="fleet", fix=f"correct [fleet] endpoints; {fix}")
     after = replace(memory, cluster=reading.cluster, revision=reading.revision, host=reading.host)
     if afresh or reading.is_of_another_name(memory):
         after = replace(after, accepted_revision=0, reported=0, went_back=False)
@@ -192,18 +186,3 @@ def _accepted(memory: Memory, reading: Reading) -> tuple[Memory, bool]:
             up_to = min(each.revision, wrote)
             after = replace(after, accepted=each.number, accepted_revision=up_to)
     return after, afresh
-
-
-def _passes(memory: Memory, item: Item) -> bool:
-    """Whether no brake is for this removal."""
-    drained = not isinstance(item.desired, NetpluginError) and item.desired.drained
-    return drained or item.revision <= memory.accepted_revision
-
-
-def _refused(memory: Memory, reading: Reading) -> Conflict:
-    if reading.cluster == memory.cluster:
-        what = f"etcd is an older copy: at revision {reading.revision} now, and at {memory.revision} before"
-    else:
-        what = f"this is cluster {reading.cluster}, and the host was at {memory.cluster} before"
-    fix = f"correct [fleet] endpoints; or let it count: netplugin fleet accept --revision {reading.revision}"
-    return Conflict(f"{what}; nothing of it is carried out", step="fleet", fix=fix)

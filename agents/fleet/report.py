@@ -11,7 +11,7 @@ from agents.store.store import Store
 from netplugin.api.conditions import digest
 from netplugin.api.errors import NetpluginError, Problem
 from netplugin.api.models import PortState
-from netplugin.fleet.names import Kind, Ref
+from netplugin.fleet.names import PORTS, Ref
 from netplugin.fleet.values import Fault, digest_of, reported_prefix
 
 # Objects that are reported one by one; the summary has the numbers of all. A thousand hosts that lose their
@@ -22,9 +22,7 @@ _OFF = {PortState.FAILED: "failed", PortState.DEGRADED: "degraded"}
 
 
 def faults_of(
-    store: Store,
-    errors: Mapping[Ref, NetpluginError],
-    listed: Collection[Ref] | None,
+    store: Store, errors: Mapping[Ref, NetpluginError], listed: Collection[Ref] | None
 ) -> dict[Ref, Fault]:
     """The objects that are not as desired, each with the first reason that holds."""
     found: dict[Ref, Fault] = {}
@@ -34,7 +32,7 @@ def faults_of(
         generation = at.generation if at else 0
         has_key = listed is None or ref in listed
         error = errors.get(ref)
-        record = store.get(ref.id) if ref.kind in (Kind.PORT, Kind.SERVICE_PORT) else None
+        record = store.get(ref.id) if ref.kind in PORTS else None
         if error is not None:
             state = "waiting" if isinstance(error, Held) else "failed"
             found[ref] = Fault(state=state, generation=generation, error=_short(error.problem()))

@@ -24,7 +24,7 @@ from agents.store.store import Store
 from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError
 from netplugin.api.models import Finding
 from netplugin.fleet import values
-from netplugin.fleet.errors import EtcdUnavailable, LeaseLost
+from netplugin.fleet.errors import EtcdError, LeaseLost
 from netplugin.fleet.etcd import Etcd, KeyValue
 from netplugin.fleet.names import Ref
 from netplugin.fleet.reports import refs
@@ -115,10 +115,10 @@ class Fleet:
             await self._store.database.in_thread(fleet.save, replace(fleet.memory, was_off=False), taken)
 
     def _refuse(self, error: NetpluginError) -> None:
-        """Note why etcd is not followed. Members that cannot be reached are logged once, not each in turn."""
+        """Note why etcd is not followed. What all its members say is logged once, not for each in turn."""
         before, self.refused, self.connected = self.refused, error, False
-        is_away = isinstance(error, EtcdUnavailable) and isinstance(before, EtcdUnavailable)
-        if not is_away and (before is None or before.detail != error.detail):
+        is_same = type(before) is type(error) and isinstance(error, EtcdError)
+        if not is_same and (before is None or before.detail != error.detail):
             LOG.warning("fleet: %s", error)
 
     async def leave(self) -> None:
@@ -163,25 +163,21 @@ class Fleet:
     async def _claim_name(self, etcd: Etcd, lease: int) -> None:
         """Write ``alive/<host>``. Raises: Conflict while another agent has the name."""
         key = values.alive_key(self._host)
-        mine = Alive(
-            identity=self._store.identity, instance=self._store.fleet.instance, version=self._version
-        )
+        identity, instance = self._store.identity, self._store.fleet.instance
+        mine = Alive(identity=identity, instance=instance, version=self._version)
         found = (await etcd.read(key)).items
         other, revision = (found[0].value, found[0].mod_revision) if found else (b"", 0)
-        is_of_store = mine.identity.encode() in other
+        is_of_store = identity.encode() in other
         # An agent of an older version has no instance.
-        is_copy = is_of_store and b'"instance"' in other and mine.instance.encode() not in other
+        is_copy = is_of_store and b'"instance"' in other and instance.encode() not in other
+        is_free = not other or (is_of_store and not is_copy)
         value = {key: mine.model_dump_json().encode()}
-        if (not other or is_of_store) and not is_copy:
-            if await etcd.change(value, unchanged={key: revision}, lease=lease) is not None:
-                return
-        what = ", with a copy of the store of this one" if is_copy else ""
-        raise Conflict(
-            f"another agent is in the fleet as host {self._host}{what}: {other[:200]!r}",
-            step="fleet",
-            fix="give each host its own name in [fleet] host, and its own store; that of an agent that has ended "
-            f"is free after {LEASE_S} s",
-        )
+        if not is_free or await etcd.change(value, unchanged={key: revision}, lease=lease) is None:
+            what = ", with a copy of the store of this one" if is_copy else ""
+            text = f"another agent is in the fleet as host {self._host}{what}: {other[:200]!r}"
+            fix = "give each host its own name in [fleet] host, and its own store"
+            fix = f"{fix}; an agent that has ended keeps its name for {LEASE_S} s"
+            raise Conflict(text, step="fleet", fix=fix)
 
     async def _read(self, etcd: Etcd, summary: int) -> tuple[int, NetpluginError | None]:
         """Read the range and plan. Returns its revision, and why nothing of it counts."""
@@ -203,9 +199,8 @@ class Fleet:
         self._seen = max((item.revision for item in items.values()), default=0)
         never = [ref for ref, known in fleet.known.items() if known == CLAIM and ref not in items]
         gone = plan.gone | {ref for ref in never if current_spec(self._store, ref) is None}
-        afresh = plan.forget_generations
-        save = partial(fleet.save, plan.memory, plan.known, gone=gone, forget_generations=afresh)
-        await self._store.database.in_thread(save)
+        save = partial(fleet.save, plan.memory, plan.known, gone=gone)
+        await self._store.database.in_thread(save, forget_generations=plan.forget_generations)
         self._take(plan)
         return snapshot.revision, None
 

@@ -11,7 +11,7 @@ from agents.store.database import BOOT_ID, Database
 from agents.store.set_aside import Row, SetAside
 from netplugin.api.conditions import Condition, digest
 from netplugin.api.errors import Conflict, HostError
-from netplugin.fleet.names import Kind, Ref
+from netplugin.fleet.names import PORTS, Kind, Ref
 
 LOG = logging.getLogger(__name__)
 _TABLE = "fleet"
@@ -104,18 +104,15 @@ class FleetStore:
             with self._database.transaction():
                 sql = self._database.sql
                 sql.execute("INSERT OR REPLACE INTO meta VALUES ('fleet', ?)", (json.dumps(asdict(now)),))
-                sql.executemany(
-                    "INSERT OR REPLACE INTO fleet VALUES (?, ?, ?, ?, ?)",
-                    [(r.kind.value, r.id, k.generation, k.value, k.tag) for r, k in changed.items()],
-                )
-                sql.executemany(
-                    "DELETE FROM fleet WHERE kind = ? AND id = ?", [(r.kind.value, r.id) for r in gone]
-                )
+                rows = [(ref.kind, ref.id, k.generation, k.value, k.tag) for ref, k in changed.items()]
+                sql.executemany("INSERT OR REPLACE INTO fleet VALUES (?, ?, ?, ?, ?)", rows)
+                removed = [(ref.kind, ref.id) for ref in gone]
+                sql.executemany("DELETE FROM fleet WHERE kind = ? AND id = ?", removed)
                 for ref in changed:
                     self._set_aside.forget(_TABLE, ref.id)
             self._set_aside.forgotten(_TABLE, [ref.id for ref in changed])
             self.known = after
-            if memory is not None:
+            if memory is not None:  # the event loop sets it too
                 self.memory = memory
 
     def turn_off(self) -> None:
@@ -133,18 +130,15 @@ class FleetStore:
         """
         known = self.known.get(Ref(kind, id)) if self.is_on and not condition.override else None
         if known is not None and known.is_owned:
-            raise Conflict(
-                f"{kind.value} {id} is the fleet's (generation {known.generation})",
-                step="validate",
-                port_id=id if kind in (Kind.PORT, Kind.SERVICE_PORT) else None,
-                fix="change it in the fleet; or, until its next change there, locally with --override (the "
-                "header Netplugin-Override: true)",
-            )
+            text = f"{kind.value} {id} is the fleet's (generation {known.generation})"
+            fix = "change it in the fleet; or, until its next change there, locally with --override"
+            port_id = id if kind in PORTS else None
+            fix = f"{fix} (the header Netplugin-Override: true)"
+            raise Conflict(text, step="validate", port_id=port_id, fix=fix)
 
 
 def _known(row: Row) -> tuple[Ref, Known]:
-    known = Known(int(row["generation"]), row["value"], row["tag"])
-    return Ref(Kind(row["kind"]), row["id"]), known
+    return Ref(Kind(row["kind"]), row["id"]), Known(int(row["generation"]), row["value"], row["tag"])
 
 
 def _memory(text: str) -> Memory:

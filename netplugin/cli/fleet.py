@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from abc import abstractmethod
 from argparse import ArgumentParser, Namespace
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from netplugin.api.errors import InvalidRequest, NetpluginError, NotFound, Unsupported
 from netplugin.api.models import Finding
 from netplugin.cli import show
 from netplugin.fleet import values
-from netplugin.fleet.names import Credentials, Ref
-from netplugin.fleet.reports import PORTS, Report, findings, refs, standing
+from netplugin.fleet.names import PORTS, Credentials, Ref
+from netplugin.fleet.reports import Report, Written, findings, refs, standing
 
 if TYPE_CHECKING:
     from netplugin.fleet.writer import Writer
 
-T = TypeVar("T")
 _OF_ETCD = {
     "endpoints": "members of etcd as host:port, with commas between them",
     "ca": "file with the CA of etcd",
@@ -32,31 +34,32 @@ _AS_DESIRED = ("verified", "removed")
 
 
 class _Fleet(show.Base):
-    """What all of these have: the options of etcd, and a connection."""
+    """What all of these have: the options of etcd, and work as the user of these."""
 
     def add_options(self, parser: ArgumentParser) -> None:
         for name, text in _OF_ETCD.items():
             variable = f"NETPLUGIN_FLEET_{name.upper()}"
-            text = f"{text} (default: {variable})"
-            default = os.environ.get(variable)
+            text, default = f"{text} (default: {variable})", os.environ.get(variable)
             parser.add_argument(show.option_of(name), default=default, metavar=name.upper(), help=text)
 
-    def ask(self, options: Namespace, work: Callable[[Writer], Awaitable[T]]) -> T:
-        """What ``work`` returns, as the user of the options. Raises: NetpluginError."""
+    @abstractmethod
+    async def work(self, writer: Writer, options: Namespace) -> Any:
+        """What the command does and prints. Raises: NetpluginError."""
+
+    def take_action(self, parsed_args: Namespace) -> Any:
         try:
             from netplugin.fleet.etcd import Etcd
             from netplugin.fleet.writer import Writer
         except ModuleNotFoundError as missing:
             fix = "pip install 'netplugin[fleet]'"
             raise Unsupported(f"{missing.name} is not installed", step="fleet", fix=fix) from None
-        if not options.endpoints:
+        if not parsed_args.endpoints:
             raise InvalidRequest.of_field("endpoints", "is required", fix="set NETPLUGIN_FLEET_ENDPOINTS")
-        credentials = Credentials.of(vars(options))
 
-        async def connected() -> T:
-            etcd = Etcd(options.endpoints.split(","), credentials)
+        async def connected() -> Any:
+            etcd = Etcd(parsed_args.endpoints.split(","), Credentials.of(vars(parsed_args)))
             try:
-                return await work(Writer(etcd))
+                return await self.work(Writer(etcd), parsed_args)
             finally:
                 await etcd.close()
 
@@ -73,7 +76,7 @@ def _add_timeout(parser: ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="SECONDS", type=show.seconds, default=300.0, help=words)
 
 
-class FleetStatus(_Fleet, show.FindingLister):
+class FleetStatus(show.FindingLister, _Fleet):
     """List what is wrong in the fleet, each with the next command.
 
     Exit status 1 if a host or an object fails.
@@ -82,19 +85,19 @@ class FleetStatus(_Fleet, show.FindingLister):
     empty = "all hosts are connected, and each object is as etcd has it"
 
     def find(self, parsed_args: Namespace) -> Iterable[Finding]:
-        async def read(writer: Writer) -> list[Finding]:
-            found = await writer.reports()
-            desired = await writer.etcd.read(values.root("desired"), keys_only=True)
-            newest: dict[str, int] = {}
-            for host, _, kv in refs(desired.items):
-                newest[host] = max(newest.get(host, 0), kv.mod_revision)
-            alive = sum(report.is_alive for report in found.values())
-            hosts, revision = len({*found, *newest}), desired.revision
-            self.note(f"{alive} of {hosts} hosts are connected, and etcd is at revision {revision}")
-            rolls = (await writer.etcd.read(values.root("roll"), keys_only=True)).items
-            return [*findings(found, newest, revision), *(_unfinished(kv.key) for kv in rolls)]
+        found: Iterable[Finding] = _Fleet.take_action(self, parsed_args)
+        return found
 
-        return self.ask(parsed_args, read)
+    async def work(self, writer: Writer, options: Namespace) -> list[Finding]:
+        found = await writer.reports()
+        desired = await writer.etcd.read(values.root("desired"), keys_only=True)
+        newest: dict[str, int] = defaultdict(int)
+        for host, _, kv in refs(desired.items):
+            newest[host] = max(newest[host], kv.mod_revision)
+        alive, hosts = sum(report.is_alive for report in found.values()), len({*found, *newest})
+        self.note(f"{alive} of {hosts} hosts are connected, and etcd is at revision {desired.revision}")
+        rolls = (await writer.etcd.read(values.root("roll"), keys_only=True)).items
+        return [*findings(found, newest, desired.revision), *(_unfinished(kv.key) for kv in rolls)]
 
 
 def _unfinished(key: str) -> Finding:
@@ -108,19 +111,18 @@ class FleetHosts(_Fleet, show.TableLister):
 
     empty = "no host has reported; see `netplugin fleet init`"
 
-    def take_action(self, parsed_args: Namespace) -> show.Listed:
-        found = self.ask(parsed_args, lambda writer: writer.reports())
+    async def work(self, writer: Writer, options: Namespace) -> show.Listed:
         columns = ("host", "connected", "follows", "version", "objects", "open", "not_as_desired", "revision")
-        return columns, [(each.host, each.is_alive, *_numbers(each)) for each in found.values()]
+        return columns, [_host(report) for report in (await writer.reports()).values()]
 
 
-def _numbers(report: Report) -> show.Row:
-    summary = report.summary
+def _host(report: Report) -> show.Row:
+    summary, follows = report.summary, report.has_carried_out(0)
     if summary is None:
-        return False, None, None, None, None, None
-    follows = summary.refused is None and summary.cluster == report.cluster
-    counts = (summary.counts.get("owned", 0), summary.counts.get("open", 0), report.off)
-    return follows, summary.version, *counts, summary.revision
+        return report.host, report.is_alive, follows, *[None] * 5
+    counts = summary.counts.get("owned", 0), summary.counts.get("open", 0), report.off
+    follows = follows and summary.refused is None
+    return report.host, report.is_alive, follows, summary.version, *counts, summary.revision
 
 
 class _Objects(_Fleet, show.TableLister):
@@ -130,20 +132,20 @@ class _Objects(_Fleet, show.TableLister):
     head = ("host", "object", "state")
     cuts = False
 
-    def rows(self, options: Namespace, host: str, chosen: Callable[[Ref], bool]) -> show.Listed:
-        async def read(writer: Writer) -> list[show.Row]:
-            found = await writer.reports(host)
-            desired = {(each.host, each.ref): each for each in await writer.desired(host, chosen)}
-            held = {(each.host, ref) for each in found.values() for ref in each.faults if chosen(ref)}
-            rows: list[show.Row] = []
-            for name, ref in sorted({*desired, *held}):
-                each, report = desired.get((name, ref)), found.get(name, Report(name, ""))
-                at, value = (each.revision, each.desired) if each else (None, None)
-                generation = each and each.generation
-                rows.append((name, str(ref), generation, *standing(report, ref, at, value)))
-            return rows
+    @abstractmethod
+    def chooses(self, options: Namespace, ref: Ref) -> bool: ...
 
-        return ("host", "object", "generation", "state", "why", "next"), self.ask(options, read)
+    async def work(self, writer: Writer, options: Namespace) -> show.Listed:
+        host, rows = getattr(options, "host", ""), []
+        chosen = partial(self.chooses, options)
+        found = await writer.reports(host)
+        there = {(each.host, each.ref): each for each in await writer.desired(host, chosen)}
+        held = {(name, ref) for name, each in found.items() for ref in filter(chosen, each.faults)}
+        for name, ref in sorted({*there, *held}):
+            desired, report = there.get((name, ref)), found.get(name, Report(name, ""))
+            generation = desired.generation if desired else None
+            rows.append((name, str(ref), generation, *standing(report, ref, desired)))
+        return ("host", "object", "generation", "state", "why", "next"), rows
 
 
 class FleetPorts(_Objects):
@@ -154,9 +156,12 @@ class FleetPorts(_Objects):
         parser.add_argument("--host", metavar="HOST", default="", help="only those of this host")
         parser.add_argument("--off", action="store_true", help="only those that are not as desired")
 
-    def take_action(self, parsed_args: Namespace) -> show.Listed:
-        columns, rows = self.rows(parsed_args, parsed_args.host, lambda ref: ref.kind in PORTS)
-        return columns, [row for row in rows if not (parsed_args.off and row[3] in _AS_DESIRED)]
+    def chooses(self, options: Namespace, ref: Ref) -> bool:
+        return ref.kind in PORTS
+
+    async def work(self, writer: Writer, options: Namespace) -> show.Listed:
+        columns, rows = await super().work(writer, options)
+        return columns, [row for row in rows if not (options.off and row[3] in _AS_DESIRED)]
 
 
 class FleetExplain(_Objects):
@@ -169,10 +174,13 @@ class FleetExplain(_Objects):
         super().add_options(parser)
         parser.add_argument("id", metavar="ID", help="ID of a port, or name of a network")
 
-    def take_action(self, parsed_args: Namespace) -> show.Listed:
-        columns, rows = self.rows(parsed_args, "", lambda ref: ref.id == parsed_args.id)
+    def chooses(self, options: Namespace, ref: Ref) -> bool:
+        return bool(ref.id == options.id)
+
+    async def work(self, writer: Writer, options: Namespace) -> show.Listed:
+        columns, rows = await super().work(writer, options)
         if not rows:
-            text = f"no host has, or is to have, {parsed_args.id}"
+            text = f"no host has, or is to have, {options.id}"
             raise NotFound(text, step="fleet", fix="netplugin fleet ports")
         self.status = 1 if any(row[3] not in _AS_DESIRED for row in rows) else 0
         return columns, rows
@@ -192,19 +200,17 @@ class FleetDrain(_Fleet, show.TableLister):
         _add_list(parser, "--port", "ID", "only this port")
         _add_timeout(parser)
 
-    def take_action(self, parsed_args: Namespace) -> show.Listed:
-        async def drain(writer: Writer) -> list[show.Row]:
-            async def gone(each: Any) -> show.Row:
-                try:
-                    await writer.verified(each, within_s=parsed_args.timeout)
-                except NetpluginError as error:
-                    self.status = 1
-                    return str(each.ref), "left", show.Error(error.problem().model_dump(mode="json"))
-                return str(each.ref), "removed", None
+    async def work(self, writer: Writer, options: Namespace) -> show.Listed:
+        async def gone(each: Written) -> show.Row:
+            try:
+                await writer.verified(each, within_s=options.timeout)
+            except NetpluginError as error:
+                self.status = 1
+                return str(each.ref), "left", show.Error(error.problem().model_dump(mode="json"))
+            return str(each.ref), "removed", None
 
-            return await asyncio.gather(*map(gone, await writer.drain(parsed_args.host, parsed_args.port)))
-
-        return ("object", "state", "error"), self.ask(parsed_args, drain)
+        rows = await asyncio.gather(*map(gone, await writer.drain(options.host, options.port)))
+        return ("object", "state", "error"), rows
 
 
 class FleetRoll(_Fleet, show.ShowOne):
@@ -228,26 +234,21 @@ class FleetRoll(_Fleet, show.ShowOne):
         parser.add_argument("--abandon", action="store_true", help=words)
         _add_timeout(parser)
 
-    def take_action(self, parsed_args: Namespace) -> show.Shown:
-        ref = Ref.of(parsed_args.object)
+    async def work(self, writer: Writer, options: Namespace) -> show.Shown:
+        from netplugin.fleet.operate import Roller
+
+        ref, left = Ref.of(options.object), 0
         if ref.kind in PORTS:
             raise InvalidRequest.of_field("object", "must be physical-network/NAME or network/ID")
-        change = None if parsed_args.change is None else _object(parsed_args.change)
-
-        async def roll(writer: Writer) -> tuple[int, dict[str, str]]:
-            from netplugin.fleet.operate import Roller
-
-            roller = Roller(writer, ref, parsed_args.timeout, self.say)
-            if parsed_args.abandon:
-                await roller.abandon()
-                return 0, {}
-            most = max(1, parsed_args.max_unavailable)
-            left = await roller.run(change, parsed_args.host, most, parsed_args.stop_on_error)
-            return left, roller.failed
-
-        left, failed = self.ask(parsed_args, roll)
-        self.status = 1 if left or failed else 0
-        return ("object", "left", "failed"), (str(ref), left, show.Structure(failed))
+        roller = Roller(writer, ref, options.timeout, self.say)
+        if options.abandon:
+            await roller.abandon()
+        else:
+            change = None if options.change is None else _object(options.change)
+            most = max(1, options.max_unavailable)
+            left = await roller.run(change, options.host, most, options.stop_on_error)
+        self.status = 1 if left or roller.failed else 0
+        return ("object", "left", "failed"), (str(ref), left, show.Structure(roller.failed))
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -273,13 +274,10 @@ class FleetAccept(_Fleet, show.ShowOne):
         parser.add_argument("--revision", metavar="N", type=show.whole, required=True, help=words)
         parser.add_argument("--host", metavar="HOST", default="", help="for this host alone")
 
-    def take_action(self, parsed_args: Namespace) -> show.Shown:
-        async def work(writer: Writer) -> values.Acceptance:
-            from netplugin.fleet.operate import accept
+    async def work(self, writer: Writer, options: Namespace) -> show.Shown:
+        from netplugin.fleet.operate import accept
 
-            return await accept(writer, parsed_args.revision, parsed_args.host)
-
-        return show.fields(self.ask(parsed_args, work))
+        return show.fields(await accept(writer, options.revision, options.host))
 
 
 class FleetInit(_Fleet, show.Command):
@@ -299,23 +297,19 @@ class FleetInit(_Fleet, show.Command):
         words = "leave access control off, so that whoever has a certificate may do anything"
         parser.add_argument("--no-enable", action="store_true", help=words)
 
-    def take_action(self, parsed_args: Namespace) -> None:
-        async def init(writer: Writer) -> list[str]:
-            from netplugin.fleet.access import ROLE, Access
+    async def work(self, writer: Writer, options: Namespace) -> None:
+        from netplugin.fleet.access import ROLE, Access
 
-            users = [(user, role) for name, role in ROLE.items() for user in getattr(parsed_args, name)]
-            access = Access(writer.etcd)
-            done = await access.init(parsed_args.host, users)
-            for host in parsed_args.remove:
-                await access.remove(host)
-            if not parsed_args.no_enable:
-                await access.enable()
-            return done
-
-        for line in self.ask(parsed_args, init):
+        users = [(user, role) for name, role in ROLE.items() for user in getattr(options, name)]
+        access = Access(writer.etcd)
+        for line in await access.init(options.host, users):
             self.say(f"made: {line}")
-        for host in parsed_args.host:
-            self.app.stdout.write(_ON_HOST.format(host=host, endpoints=parsed_args.endpoints))
+        for host in options.remove:
+            await access.remove(host)
+        if not options.no_enable:
+            await access.enable()
+        for host in options.host:
+            self.app.stdout.write(_ON_HOST.format(host=host, endpoints=options.endpoints))
 
 
 _ON_HOST = """

@@ -1,6 +1,6 @@
 """Users and roles of a fleet in etcd's own access control: hosts, readers, writers, operators.
 
-A user has no password: it is whoever has a client certificate with its name as common name.
+The users that are made have no password: a user is whoever has a client certificate with its common name.
 """
 
 from __future__ import annotations
@@ -56,21 +56,20 @@ class Access:
         """
         done: list[str] = []
         own = {_named(host): host_grants(host) for host in hosts}
-        there = (await self._auth("RoleList", M.Nothing(), M.RoleListResponse)).roles
+        there = await self._names("RoleList")
         for role, grants in {ROOT: {}, **ROLES, **own}.items():
             if role not in there:
                 await self._auth("RoleAdd", M.Named(name=role))
                 done.append(f"role {role}")
             if role != ROOT:
                 done += await self._grant(role, grants)
-        there = [*(await self._auth("UserList", M.Nothing(), M.UserListResponse)).users]
+        there = await self._names("UserList")
         for user, role in [(ROOT, ROOT), *users, *((user, user) for user in own)]:
-            named = M.Named(name=checked_name("user", user))
-            if user not in there:
+            if checked_name("user", user) not in there:
                 await self._auth("UserAdd", M.UserAdd(name=user, options=M.UserOptions(no_password=True)))
                 done.append(f"user {user}")
-                there.append(user)
-            roles = {*(await self._auth("UserGet", named, M.UserGetResponse)).roles}
+                there.add(user)
+            roles = await self._names("UserGet", M.Named(name=user))
             if user != ROOT and user in {*roles, role} and {*roles, role} != {user}:
                 raise InvalidRequest.of_field("host", f"{user} is another user too, with rights of its own")
             if role not in roles:
@@ -81,7 +80,7 @@ class Access:
     async def _grant(self, role: str, grants: Grants) -> list[str]:
         """Give a role these permissions, and no others."""
         done = []
-        has = (await self._auth("RoleGet", M.RoleNamed(role=role), M.RoleGetResponse)).perm
+        has = (await self._auth("RoleGet", M.Named(name=role), M.RoleGetResponse)).perm
         known = {(each.key, each.range_end): each.permType for each in has}
         for prefix, writes in grants.items():
             key, end = span(prefix)
@@ -100,19 +99,22 @@ class Access:
         """Let etcd ask who everybody is. Raises: EtcdForbidden if the caller is not root then."""
         await self._auth("AuthEnable", M.Nothing())
         try:
-            await self._auth("UserGet", M.Named(name=ROOT), M.UserGetResponse)
+            await self._names("UserGet", M.Named(name=ROOT))
         except EtcdForbidden as wrong:
-            fix = "access control is on now: use a certificate with CN=root for netplugin fleet init"
+            fix = "access control is on now: be root, by a certificate with CN=root or by --user"
             raise EtcdForbidden(wrong.detail, step="init", fix=fix) from None
 
     async def remove(self, host: str) -> None:
         """Take a host's user and role away. Raises: InvalidRequest, EtcdError."""
-        user = _named(host)
-        if user not in (await self._auth("RoleList", M.Nothing(), M.RoleListResponse)).roles:
+        user = M.Named(name=_named(host))
+        if host not in await self._names("RoleList"):
             return  # it is none of a host
-        if user in (await self._auth("UserList", M.Nothing(), M.UserListResponse)).users:
-            await self._auth("UserDelete", M.Named(name=user))
-        await self._auth("RoleDelete", M.RoleNamed(role=user))
+        if host in await self._names("UserList"):
+            await self._auth("UserDelete", user)
+        await self._auth("RoleDelete", user)
+
+    async def _names(self, method: str, request: Any = None) -> set[str]:
+        return {*(await self._auth(method, request or M.Nothing(), M.Names)).names}
 
     async def _auth(self, method: str, request: Any, answer: Any = M.Nothing) -> Any:
         return await self._etcd.ask(f"Auth/{method}", request, answer)

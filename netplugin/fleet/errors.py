@@ -13,8 +13,7 @@ class EtcdError(NetpluginError):
 
 
 class EtcdUnavailable(EtcdError):
-    code, status, retryable = "etcd_unavailable", 503, True
-    title = "etcd cannot be reached, or has no leader"
+    code, status, retryable, title = "etcd_unavailable", 503, True, "etcd cannot be reached, or has no leader"
 
 
 class EtcdForbidden(EtcdError):
@@ -32,8 +31,7 @@ class EtcdFull(EtcdError):
 class Compacted(EtcdError):
     """What came between is to be read again."""
 
-    code, status, retryable = "etcd_compacted", 410, True
-    title = "The revision is not kept any more"
+    code, status, retryable, title = "etcd_compacted", 410, True, "The revision is not kept any more"
 
 
 class LeaseLost(EtcdError):
@@ -62,8 +60,9 @@ _USER = (
     "give the user, the common name of the certificate or that of the options, its role: netplugin fleet init"
 )
 _SPACE = "compact and defragment etcd, or raise --quota-backend-bytes; then etcdctl alarm disarm"
-#: By the status of gRPC and a part of its text, the first that fits: the error, and its fix. INTERNAL is of
-#: gRPC: a write to a connection that has just ended.
+#: INTERNAL is of gRPC: a write to a connection that has just ended.
+_AWAY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL", "RESOURCE_EXHAUSTED")
+#: By the status of gRPC and a part of its text, the first that fits: the error, and its fix.
 _MEANINGS: tuple[tuple[str, str, type[EtcdError], str | None], ...] = (
     ("OUT_OF_RANGE", "compacted", Compacted, None),
     ("NOT_FOUND", "lease", LeaseLost, None),
@@ -75,8 +74,7 @@ _MEANINGS: tuple[tuple[str, str, type[EtcdError], str | None], ...] = (
     ("INVALID_ARGUMENT", "revision of auth store is old", TokenRefused, _USER),
     ("UNAVAILABLE", "SSL", EtcdUnavailable, f"compare the certificates with those of etcd ({FILES})"),
     ("UNKNOWN", "Stream removed", EtcdUnavailable, LOOK),
-    *((code, "", EtcdUnavailable, LOOK) for code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")),
-    *((code, "", EtcdUnavailable, LOOK) for code in ("INTERNAL", "RESOURCE_EXHAUSTED")),
+    *((code, "", EtcdUnavailable, LOOK) for code in _AWAY),
 )
 
 

@@ -14,21 +14,12 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from netplugin.api.errors import reason
-from netplugin.fleet.errors import (
-    LOOK,
-    Compacted,
-    EtcdError,
-    EtcdForbidden,
-    EtcdUnavailable,
-    LeaseLost,
-    TokenRefused,
-    TooLarge,
-    explained,
-)
+from netplugin.fleet import errors
 from netplugin.fleet.messages import DELETE, EQUAL, MOD, M
 from netplugin.fleet.names import FILES, checked_endpoint
 from netplugin.fleet.names import Credentials as Credentials
@@ -98,7 +89,7 @@ class Etcd:
         for _ in self._endpoints[1:]:
             try:
                 return await self._read(prefix, page, keys_only)
-            except EtcdUnavailable:
+            except errors.EtcdUnavailable:
                 continue
         return await self._read(prefix, page, keys_only)
 
@@ -111,7 +102,7 @@ class Etcd:
             request = M.RangeRequest(key=start, range_end=end, **words)
             try:
                 answer = await self.ask("KV/Range", request, M.RangeResponse)
-            except TooLarge:
+            except errors.TooLarge:
                 if page == 1:
                     raise
                 page = max(1, page // 8)
@@ -167,16 +158,16 @@ class Etcd:
 
     async def grant(self, ttl_s: int) -> int:
         """A new lease. Raises: EtcdError."""
-        answer = await self.ask("Lease/LeaseGrant", M.LeaseGrantRequest(TTL=ttl_s), M.LeaseGrantResponse)
+        answer = await self.ask("Lease/LeaseGrant", M.LeaseGrantRequest(TTL=ttl_s), M.LeaseResponse)
         return int(answer.ID)
 
     async def keep(self, lease: int, ttl_s: int) -> None:
         """Keep a lease alive until cancelled. Raises: LeaseLost, EtcdUnavailable."""
-        async with self._stream("Lease/LeaseKeepAlive", M.LeaseKeepAliveResponse) as (write, read):
+        async with self._stream("Lease/LeaseKeepAlive", M.LeaseResponse) as (write, read):
             while True:
                 await write(M.LeaseRequest(ID=lease))
                 if (await read(self.timeout_s)).TTL <= 0:
-                    raise LeaseLost(f"lease {lease:x} has run out", step="lease")
+                    raise errors.LeaseLost(f"lease {lease:x} has run out", step="lease")
                 await asyncio.sleep(ttl_s / 3)
 
     async def revoke(self, lease: int) -> None:
@@ -193,14 +184,14 @@ class Etcd:
             credentials = grpc.ssl_channel_credentials(*parts)
             self._channel = grpc.aio.secure_channel(self._endpoints[0], credentials, _OPTIONS)
         make = getattr(self._channel, kind)
-        to_bytes: Callable[[Any], bytes] = lambda request: request.SerializeToString()  # noqa: E731
+        to_bytes = methodcaller("SerializeToString")
         return self._channel, make(f"/etcdserverpb.{method}", to_bytes, answer.FromString)
 
     async def ask(self, method: str, request: Any, answer: Any) -> Any:
         """One call: the answer is of this class. Raises: EtcdError."""
         try:
             return await self._ask(method, request, answer, await self._user())
-        except TokenRefused:
+        except errors.TokenRefused:
             self._token = None
         return await self._ask(method, request, answer, await self._user())
 
@@ -223,13 +214,13 @@ class Etcd:
                 try:
                     answer = await self._ask("Auth/Authenticate", request, M.AuthenticateResponse, ())
                     self._token = password, answer.token
-                except EtcdError as refused:
-                    if isinstance(refused, EtcdUnavailable):
+                except errors.EtcdError as refused:
+                    if isinstance(refused, errors.EtcdUnavailable):
                         raise
                     if "authentication is not enabled" not in refused.detail:
                         text = f"{refused.detail}: user {name}, with the password of {file}"
                         fix = "write to the file the password that etcd has (etcdctl user passwd)"
-                        raise EtcdForbidden(text, step="Auth/Authenticate", fix=fix) from None
+                        raise errors.EtcdForbidden(text, step="Auth/Authenticate", fix=fix) from None
                     self._token = password, ""  # without access control everybody may do everything
             token = self._token[1]
         return (("token", token),) if token else ()
@@ -245,15 +236,14 @@ class Etcd:
             await self._explained(method, channel, asyncio.wait_for(call.write(request), self.timeout_s))
 
         async def read(within_s: float, ask: Any = None) -> Any:
-            reading = asyncio.ensure_future(self._explained(method, channel, _next(call)))
-            try:  # not wait_for: to cancel a read is to cancel the stream
+            reading = asyncio.ensure_future(_next(call))
+            try:  # not wait_for at first: to cancel a read is to cancel the stream
                 await asyncio.wait({reading}, timeout=within_s)
+                more_s = 0.0
                 if ask is not None and not reading.done():
                     await write(ask)
-                    await asyncio.wait({reading}, timeout=self.timeout_s)
-                if not reading.done():
-                    await self._explained(method, channel, _silent())
-                return await reading
+                    more_s = self.timeout_s
+                return await self._explained(method, channel, asyncio.wait_for(reading, more_s))
             finally:
                 reading.cancel()
 
@@ -268,16 +258,16 @@ class Etcd:
         try:
             return await work
         except grpc.aio.AioRpcError as failed:
-            error = explained(failed.code().name, failed.details() or "", step, member)
+            error = errors.explained(failed.code().name, failed.details() or "", step, member)
         except TimeoutError:
-            error = EtcdUnavailable(f"{member} is silent", step=step, fix=LOOK)
+            error = errors.EtcdUnavailable(f"{member} is silent", step=step, fix=errors.LOOK)
         except _CLOSED:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             # gRPC cancels the other calls of a connection that is closed.
-            error = EtcdUnavailable(f"{member}: the connection is closed", step=step, fix=LOOK)
-        if isinstance(error, EtcdUnavailable) and channel is self._channel:
+            error = errors.EtcdUnavailable(f"{member}: the connection is closed", step=step, fix=errors.LOOK)
+        if isinstance(error, errors.EtcdUnavailable) and channel is self._channel:
             self._endpoints = [*self._endpoints[1:], member]
             await self.close()
         raise error
@@ -285,13 +275,13 @@ class Etcd:
 
 def _content(path: Path, deny: int = 0) -> bytes:
     """Raises: EtcdForbidden if it cannot be read, or its mode has a bit of ``deny``."""
-    fix = f"correct it: {FILES}"
     try:
-        if path.stat().st_mode & deny:
-            raise EtcdForbidden(f"{path} is open to others", step="credentials", fix=f"chmod 0600 {path}")
-        return path.read_bytes()
+        if not path.stat().st_mode & deny:
+            return path.read_bytes()
+        why, fix = "others may read it", f"chmod 0600 {path}"
     except OSError as wrong:
-        raise EtcdForbidden(f"{path}: {reason(wrong)}", step="credentials", fix=fix) from None
+        why, fix = reason(wrong), f"correct it: {FILES}"
+    raise errors.EtcdForbidden(f"{path}: {why}", step="credentials", fix=fix)
 
 
 async def _next(call: Any) -> Any:
@@ -304,10 +294,6 @@ async def _next(call: Any) -> Any:
     return answer
 
 
-async def _silent() -> None:
-    raise TimeoutError
-
-
 def span(prefix: str) -> tuple[bytes, bytes | None]:
     """The first key with a prefix, and the first after all of them: 0 comes after /. None: one key; to etcd
     an end that is empty, and sent, is no end at all."""
@@ -315,14 +301,14 @@ def span(prefix: str) -> tuple[bytes, bytes | None]:
     return start, start[:-1] + b"0" if prefix.endswith("/") else None
 
 
-def _canceled(answer: Any, revision: int) -> EtcdError:
+def _canceled(answer: Any, revision: int) -> errors.EtcdError:
     """Why etcd has ended a watch."""
     if answer.compact_revision:
         what = f"revision {revision} was compacted; the oldest is {answer.compact_revision}"
-        return Compacted(what, step="Watch/Watch")
+        return errors.Compacted(what, step="Watch/Watch")
     words = {"permission denied": "PERMISSION_DENIED", "auth token": "UNAUTHENTICATED"}
     code = next((code for text, code in words.items() if text in answer.cancel_reason), "UNAVAILABLE")
-    return explained(code, answer.cancel_reason or "the watch was cancelled", "Watch/Watch", "etcd")
+    return errors.explained(code, answer.cancel_reason or "the watch was cancelled", "Watch/Watch", "etcd")
 
 
 def _item(kv: Any, is_deleted: bool = False) -> KeyValue:

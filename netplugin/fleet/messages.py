@@ -13,7 +13,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-#: A message in each line: its fields as name, number and type; ``*`` is for repeated ones.
+#: A message in each line: its fields as name, number and type; ``*`` is for repeated ones. ``Named``,
+#: ``Names``, ``LeaseRequest`` and ``LeaseResponse`` are several of etcd's, with the same fields.
 _TABLE = """
 Header: cluster_id 1 uint64, revision 3 int64
 KeyValue: key 1 bytes, mod_revision 3 int64, value 5 bytes
@@ -31,21 +32,17 @@ WatchCreate: key 1 bytes, range_end 2 bytes, start_revision 3 int64, fragment 8 
 WatchRequest: create_request 1 WatchCreate, progress_request 3 Nothing
 WatchResponse: header 1 Header, created 3 bool, canceled 4 bool, compact_revision 5 int64, \
     cancel_reason 6 string, events 11 *Event
-LeaseGrantRequest: TTL 1 int64, ID 2 int64
-LeaseGrantResponse: header 1 Header, ID 2 int64, TTL 3 int64
+LeaseGrantRequest: TTL 1 int64
 LeaseRequest: ID 1 int64
-LeaseKeepAliveResponse: header 1 Header, ID 2 int64, TTL 3 int64
+LeaseResponse: ID 2 int64, TTL 3 int64
 Authenticate: name 1 string, password 2 string
 AuthenticateResponse: token 2 string
 Permission: permType 1 int32, key 2 bytes, range_end 3 bytes
 UserOptions: no_password 1 bool
 UserAdd: name 1 string, options 3 UserOptions
 Named: name 1 string
-UserListResponse: users 2 *string
-UserGetResponse: roles 2 *string
+Names: names 2 *string
 UserGrantRole: user 1 string, role 2 string
-RoleNamed: role 1 string
-RoleListResponse: roles 2 *string
 RoleGetResponse: perm 2 *Permission
 RoleGrantPermission: name 1 string, perm 2 Permission
 RoleRevokePermission: role 1 string, key 2 bytes, range_end 3 bytes
@@ -56,16 +53,15 @@ EQUAL, MOD, DELETE = 0, 2, 1
 
 def _messages() -> SimpleNamespace:
     kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="netplugin/fleet.proto", package="netplugin", syntax="proto2"
-    )
+    what = {"name": "netplugin/fleet.proto", "package": "netplugin", "syntax": "proto2"}
+    file = descriptor_pb2.FileDescriptorProto(**what)
     for line in _TABLE.strip().splitlines():
         name, _, fields = line.partition(":")
         message = file.message_type.add(name=name)
         for field in filter(None, fields.split(",")):
             called, number, kind = field.split()
-            added = message.field.add(name=called, number=int(number))
-            added.label = kinds.LABEL_REPEATED if kind.startswith("*") else kinds.LABEL_OPTIONAL
+            label = kinds.LABEL_REPEATED if kind.startswith("*") else kinds.LABEL_OPTIONAL
+            added = message.field.add(name=called, number=int(number), label=label)
             kind = kind.removeprefix("*")
             if kind[0].isupper():
                 added.type, added.type_name = kinds.TYPE_MESSAGE, f".netplugin.{kind}"

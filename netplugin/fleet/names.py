@@ -26,6 +26,10 @@ class Kind(StrEnum):
     SERVICE_PORT = "service-port"
 
 
+#: The kinds of which a VM or a service has a NIC.
+PORTS = (Kind.PORT, Kind.SERVICE_PORT)
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class Ref:
     """One object of a host."""

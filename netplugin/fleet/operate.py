@@ -5,23 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from netplugin.api.errors import (
-    Conflict,
-    InvalidRequest,
-    NetpluginError,
-    NotFound,
-    PreconditionFailed,
-    some,
-)
+from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError, NotFound, some
 from netplugin.api.fields import Name, Value
 from netplugin.fleet import values
-from netplugin.fleet.errors import EtcdError, NotAsDesired
+from netplugin.fleet.errors import EtcdError, EtcdUnavailable, NotAsDesired
 from netplugin.fleet.names import Ref
-from netplugin.fleet.reports import refs
+from netplugin.fleet.reports import Written
 from netplugin.fleet.values import Acceptance
-from netplugin.fleet.writer import Writer, Written, encoded
+from netplugin.fleet.writer import Writer, encoded
 
 # No time and no count of acceptances comes to it.
 _HIGHEST = 1 << 40
@@ -67,24 +61,27 @@ class Roll(Value):
     hosts: tuple[Name, ...] = ()
 
 
+@dataclass(eq=False)
 class Roller:
-    """Rolls the change of one object. ``say`` gets a line for each host.
+    """Rolls the change of one object. ``_say`` gets a line for each host, which has ``_host_s`` seconds.
 
     Who has the change is seen from what the hosts are to have. Each write for a host writes the key of the
     roll too, in one transaction, if nobody else has. So any machine goes on with it, and two do not at once.
     """
 
-    def __init__(self, writer: Writer, ref: Ref, host_s: float, say: Callable[[str], None]) -> None:
-        """``host_s``: seconds for each host."""
-        self._writer = writer
-        self._ref = ref
-        self._key = values.roll_key(ref)
-        self._host_s = host_s
-        self._say = say
-        self._lock = asyncio.Lock()
-        self._value = b""
-        self._revision = 0
-        self.failed: dict[str, str] = {}
+    _writer: Writer
+    _ref: Ref
+    _host_s: float
+    _say: Callable[[str], None]
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: The roll as etcd has it, and the revision that wrote it.
+    _value: bytes = b""
+    _revision: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def _key(self) -> str:
+        return values.roll_key(self._ref)
 
     async def run(
         self, change: dict[str, Any] | None, hosts: Sequence[str], most: int, stop_on_error: bool
@@ -137,39 +134,31 @@ class Roller:
         self._value = roll.model_dump_json().encode()
         return roll
 
-    async def _hosts_left(self, roll: Roll) -> list[tuple[str, dict[str, Any]]]:
-        """The hosts with their new specs; first those that have it, which are only to be verified."""
-        hosts: Sequence[str] = roll.hosts
-        if not hosts:
-            keys = await self._writer.etcd.read(values.root("desired"), keys_only=True)
-            hosts = [host for host, ref, _ in refs(keys.items) if ref == self._ref]
+    async def _hosts_left(self, roll: Roll) -> list[tuple[Written, dict[str, Any]]]:
+        """What hosts have, and their new specs; first those that have these already: to be verified."""
+        there = {each.host: each for each in await self._writer.desired("", lambda ref: ref == self._ref)}
         found: list[tuple[bool, str, dict[str, Any]]] = []
-        for host in hosts:
-            there = await self._writer.get(host, self._ref)
-            if there is not None and there.spec is not None and there.desired is not None:
-                body = merged(there.spec.model_dump(mode="json", exclude_unset=True), roll.change)
-                changes = encoded(self._ref, {"spec": body}, 1)[0].digest != there.desired.digest
-                found.append((changes, host, body))
-            elif roll.hosts or there is None or there.desired is None:
+        for host in roll.hosts or there:
+            has = there.get(host)
+            if has is None or has.desired is None or (roll.hosts and has.spec is None):
                 fix = "repair it, or name the hosts with --host"
                 raise NotFound(f"{host} has no {self._ref} that can be read", step="roll", fix=fix)
-        return [(host, body) for _, host, body in sorted(found, key=lambda each: each[:2])]
+            if has.spec is not None:
+                body = merged(has.spec.model_dump(mode="json", exclude_unset=True), roll.change)
+                changes = encoded(self._ref, {"spec": body}, 1)[0].digest != has.desired.digest
+                found.append((changes, host, body))
+        return [(there[host], body) for _, host, body in sorted(found, key=lambda each: each[:2])]
 
-    async def _one(self, host: str, body: dict[str, Any]) -> None:
+    async def _one(self, there: Written, body: dict[str, Any]) -> None:
         """Raises: Conflict if another machine goes on with this roll, EtcdError."""
+        host = there.host
         try:
             report = await self._writer.report(host)
             if not report.is_alive:
                 fix = "repair its agent, and go on with the roll"
                 raise NotAsDesired("its agent is not connected to etcd", step="roll", fix=fix)
-            there, desired, value = await self._writer.prepared(host, self._ref, {"spec": body})
-            if there is None:
-                raise NotFound(f"{self._ref} has gone", step="roll")
-            if value:
-                key = values.desired_key(host, self._ref)
-                revision = await self._save({key: value}, {key: there.revision})
-                there = Written(host, self._ref, revision, desired)
-            await self._writer.verified(there, within_s=self._host_s)
+            made = await self._writer.write(host, self._ref, {"spec": body}, there.generation, self._save)
+            await self._writer.verified(made, within_s=self._host_s)
             off = (await self._writer.report(host)).off
             if off > report.off:
                 fix = f"netplugin fleet ports --host {host} --off"
@@ -182,22 +171,25 @@ class Roller:
             self._say(f"{host}: {error}")
             self.failed[host] = str(error)
 
-    async def _save(self, put: Mapping[str, bytes], known: Mapping[str, int]) -> int:
-        """Write the roll, and a host's key if that has this revision. Returns the revision of both.
+    async def _save(self, put: Mapping[str, bytes], unchanged: Mapping[str, int]) -> int | None:
+        """Write the roll, and a host's key if that has this revision. Returns the revision of both, or None.
 
-        Raises: Conflict, PreconditionFailed if the host's key was written meanwhile, EtcdError.
+        Raises: Conflict, EtcdError.
         """
         async with self._lock:
-            put, known = {self._key: self._value, **put}, {self._key: self._revision, **known}
-            revision = await self._writer.etcd.change(put, unchanged=known)
-            if revision is None:
-                now = (await self._writer.etcd.read(self._key)).items
-                if (now[0].mod_revision if now else 0) == self._revision:
-                    raise PreconditionFailed("it was written by another meanwhile", step="roll")
-                text = f"another machine has gone on with the roll of {self._ref}, or has ended it"
-                raise _Overtaken(text, step="roll", fix="netplugin fleet status")
-            self._revision = revision
-            return revision
+            put, known = {self._key: self._value, **put}, {self._key: self._revision, **unchanged}
+            try:
+                revision = await self._writer.etcd.change(put, unchanged=known)
+            except EtcdUnavailable as away:  # whether it took place is not known: who runs it again sees it
+                raise EtcdError(away.detail, step="roll", fix="run it again") from None
+            if revision is not None:
+                self._revision = revision
+                return revision
+            now = (await self._writer.etcd.read(self._key)).items
+            if (now[0].mod_revision if now else 0) == self._revision:
+                return None
+            text = f"another machine has gone on with the roll of {self._ref}, or has ended it"
+            raise _Overtaken(text, step="roll", fix="netplugin fleet status")
 
 
 class _Overtaken(Conflict):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from netplugin.api.errors import InvalidRequest, some
 from netplugin.api.models import Finding
 from netplugin.fleet.errors import HostRefuses, NotAsDesired
-from netplugin.fleet.names import Kind, Ref
-from netplugin.fleet.values import AnyDesired, Fault, Summary, cluster_name, root
+from netplugin.fleet.names import Ref
+from netplugin.fleet.values import AnyDesired, Fault, Spec, Summary, cluster_name, root
 
 if TYPE_CHECKING:
     from netplugin.fleet.etcd import KeyValue, Snapshot
-
-#: The kinds of which a VM or a service has a NIC.
-PORTS = (Kind.PORT, Kind.SERVICE_PORT)
 
 
 @dataclass(frozen=True)
@@ -40,15 +37,18 @@ class Report:
         counts = self.summary.counts.items() if self.summary else ()
         return max(len(self.faults), sum(n for name, n in counts if name not in ("owned", "open")))
 
+    def has_carried_out(self, revision: int) -> bool:
+        """Whether the host has seen to all changes up to a revision of this etcd."""
+        summary = self.summary
+        return summary is not None and summary.cluster == self.cluster and summary.revision >= revision
+
     def is_verified(self, ref: Ref, revision: int) -> bool:
         """Whether an object is as that revision has it. Raises: HostRefuses, NotAsDesired."""
-        summary = self.summary
-        if summary is not None and summary.refused is not None:
-            refused = summary.refused
+        refused, fault = self.summary and self.summary.refused, self.faults.get(ref)
+        if refused:
             raise HostRefuses(f"{self.host}: {refused.detail}", step="fleet", fix=refused.fix)
-        if summary is None or summary.cluster != self.cluster or summary.revision < revision:
+        if not self.has_carried_out(revision):
             return False
-        fault = self.faults.get(ref)
         if fault is not None:
             cause, fix = (f": {fault.error.detail}", fault.error.fix) if fault.error else ("", None)
             error = NotAsDesired(f"{self.host}: {ref} is {fault.state}{cause}", step="fleet", fix=fix)
@@ -62,27 +62,48 @@ class Report:
         return True
 
 
-def reports(reported: Snapshot, alive: Snapshot) -> dict[str, Report]:
-    """By host. What is not of the models, as a host that is taken over may write, is ``unreadable``."""
-    found: dict[str, Report] = {}
+def reports(reported: Snapshot, alive: Snapshot, hosts: Collection[str] = ()) -> dict[str, Report]:
+    """By host, ``hosts`` among them. What is not of the models, as a host that is taken over may write, is
+    ``unreadable``."""
+    names = [kv.key.removeprefix(root("reported")).partition("/")[::2] for kv in reported.items]
+    living = {kv.key.removeprefix(root("alive")) for kv in alive.items}
     cluster = cluster_name(reported.cluster_id)
-
-    def of(host: str) -> Report:
-        return found.setdefault(host, Report(host, cluster, reported.revision))
-
-    for kv in alive.items:
-        host = kv.key.removeprefix(root("alive"))
-        found[host] = replace(of(host), is_alive=True)
-    for kv in reported.items:
-        host, _, name = kv.key.removeprefix(root("reported")).partition("/")
+    found = {
+        host: Report(host, cluster, reported.revision, host in living)
+        for host in sorted({*hosts, *living, *(host for host, _ in names)})
+    }
+    for (host, name), kv in zip(names, reported.items, strict=True):
         try:
             if name == "summary":
-                found[host] = replace(of(host), summary=Summary.model_validate_json(kv.value))
+                found[host] = replace(found[host], summary=Summary.model_validate_json(kv.value))
             else:
-                of(host).faults[Ref.of(name)] = Fault.model_validate_json(kv.value)
+                found[host].faults[Ref.of(name)] = Fault.model_validate_json(kv.value)
         except (ValueError, InvalidRequest):
-            found[host] = replace(of(host), unreadable=(*of(host).unreadable, kv.key))
-    return dict(sorted(found.items()))
+            found[host] = replace(found[host], unreadable=(*found[host].unreadable, kv.key))
+    return found
+
+
+@dataclass(frozen=True)
+class Written:
+    """An object as etcd has it. ``revision`` wrote it. ``desired`` is None if its value cannot be read."""
+
+    host: str
+    ref: Ref
+    revision: int
+    desired: AnyDesired | None
+
+    @property
+    def generation(self) -> int:
+        return self.desired.generation if self.desired else 0
+
+    @property
+    def spec(self) -> Spec | None:
+        """None: it is to go, or cannot be read."""
+        return self.desired.spec if self.desired else None
+
+    @property
+    def is_removal(self) -> bool:
+        return self.desired is not None and self.desired.deleted
 
 
 def refs(desired: Iterable[KeyValue]) -> Iterator[tuple[str, Ref, KeyValue]]:
@@ -95,21 +116,21 @@ def refs(desired: Iterable[KeyValue]) -> Iterator[tuple[str, Ref, KeyValue]]:
             continue
 
 
-def standing(
-    report: Report, ref: Ref, revision: int | None, desired: AnyDesired | None
-) -> tuple[str, str, str | None]:
-    """The state of an object on a host, why, and what to do. ``revision`` wrote it; None: etcd has no key."""
+def standing(report: Report, ref: Ref, there: Written | None) -> tuple[str, str, str | None]:
+    """The state of an object on a host, why, and what to do. ``there``: what etcd has; None: no key."""
+    revision = there.revision if there else 0
     host, fix = report.host, f"on the host: netplugin port show {ref.id}"
     try:
-        if report.is_verified(ref, revision or 0):
-            if desired is not None and desired.deleted:
+        if report.is_verified(ref, revision):
+            if there is not None and there.is_removal:
                 return "removed", "its tombstone is left", f"netplugin fleet drain {host} --port {ref.id}"
             return "verified", "the host has carried it out and read it back", None
     except HostRefuses as refused:
         return "refused", refused.detail, refused.fix or "netplugin fleet status"
     except NotAsDesired as wrong:
-        words = _meaning(wrong.state)[2].format(host=host, id=ref.id)
-        return wrong.state, wrong.detail, wrong.fix or words or fix
+        words = _STATES.get(wrong.state, _STATES["failed"])[2]
+        words = words.format(host=host, id=ref.id, accept="netplugin fleet status")
+        return wrong.state, wrong.detail, wrong.fix or (fix if "explain" in words else words)
     if not report.is_alive:
         return "unreachable", "its agent is not connected to etcd", "netplugin fleet status"
     done = report.summary.revision if report.summary else 0
@@ -121,15 +142,12 @@ def findings(found: Mapping[str, Report], newest: Mapping[str, int], revision: i
 
     ``revision``: that of etcd now, up to which an operator may accept.
     """
+    expected = "the host follows this etcd, and each object is as etcd has it"
     for host in sorted({*found, *newest}):
-        for what, status, text, fix in _of_host(
-            found.get(host, Report(host, "")), newest.get(host, 0), revision
-        ):
-            text, expected = (
-                f"{host}: {text}",
-                "the host follows this etcd, and each object is as etcd has it",
-            )
-            yield Finding(id=f"{what}-{host}", status=status, found=text, expected=expected, fix=fix)
+        report = found.get(host, Report(host, ""))
+        for what, status, text, fix in _of_host(report, newest.get(host, 0), revision):
+            says = {"found": f"{host}: {text}", "expected": expected, "fix": fix}
+            yield Finding(id=f"{what}-{host}", status=status, **says)
 
 
 def _of_host(report: Report, newest: int, revision: int) -> Iterator[tuple[str, _Status, str, str]]:
@@ -157,26 +175,20 @@ def _of_host(report: Report, newest: int, revision: int) -> Iterator[tuple[str, 
     for ref, fault in sorted(report.faults.items()):
         by_state.setdefault(fault.state if fault.state in _STATES else "failed", []).append(ref)
     for state, those in by_state.items():
-        status, text, fix = _meaning(state)
+        status, text, fix = _STATES[state]
         text = f"{max(len(those), counts.get(state, 0))} {text}: {some([str(ref) for ref in those])}"
-        fix = f"if they are to go: {accept}" if state == "waiting" else fix.format(host=host, id=those[0].id)
-        yield state, status, text, fix or f"netplugin fleet explain {those[0].id}"
+        fix = fix.format(host=host, id=those[0].id, accept=accept)
+        yield state, status, text, fix
 
 
 _Status = Literal["fail", "warn"]
-#: The states of faults: how bad, in words, and what to do.
+_EXPLAIN = "netplugin fleet explain {id}"
+_AGAIN = "write it again; or, if it is to go: netplugin fleet drain {host} --port {id}"
+#: The states of faults: how bad, in words, and what to do. That of a newer host's, not known here, is failed.
 _STATES: dict[str, tuple[_Status, str, str]] = {
-    "failed": ("fail", "could not be made so", ""),
-    "degraded": ("fail", "do not work as they should", ""),
-    "waiting": ("fail", "removals wait, because so many were found at once", "netplugin fleet status"),
+    "failed": ("fail", "could not be made so", _EXPLAIN),
+    "degraded": ("fail", "do not work as they should", _EXPLAIN),
+    "waiting": ("fail", "removals wait, because so many were found at once", "if they are to go: {accept}"),
     "overridden": ("warn", "were changed on the host with --override", "write it again to end that"),
-    "unlisted": (
-        *("warn", "stay although etcd has no key for them"),
-        "write it again; or, if it is to go: netplugin fleet drain {host} --port {id}",
-    ),
+    "unlisted": ("warn", "stay although etcd has no key for them", _AGAIN),
 }
-
-
-def _meaning(state: str) -> tuple[_Status, str, str]:
-    """That of a newer host's state, which is not known here, is ``failed``."""
-    return _STATES.get(state, _STATES["failed"])

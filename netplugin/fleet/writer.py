@@ -9,45 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from netplugin.api.errors import InvalidRequest, NotFound, OperationTimeout, PreconditionFailed
 from netplugin.fleet import values
 from netplugin.fleet.errors import Compacted, EtcdUnavailable
 from netplugin.fleet.etcd import Credentials, Etcd
-from netplugin.fleet.names import Ref, checked_name
-from netplugin.fleet.reports import PORTS, Report, refs, reports
-from netplugin.fleet.values import AnyDesired, Spec
+from netplugin.fleet.names import PORTS, Ref, checked_name
+from netplugin.fleet.reports import Report, Written, refs, reports
+from netplugin.fleet.values import AnyDesired, Fault, Spec
 
 T = TypeVar("T")
 #: What a PUT has, as JSON or as a model.
 AnySpec: TypeAlias = Mapping[str, Any] | Spec
+#: As ``Etcd.change``.
+Save: TypeAlias = Callable[..., Awaitable[int | None]]
 #: Seconds for a call, and for a wait until the host has carried something out, if the caller gives none.
 WRITE_S, VERIFY_S = 15.0, 120.0
 # Seconds before another try, after a member of etcd did not answer.
 AGAIN_S = 0.2
-
-
-@dataclass(frozen=True)
-class Written:
-    """An object as etcd has it. ``revision`` wrote it. ``desired`` is None if its value cannot be read."""
-
-    host: str
-    ref: Ref
-    revision: int
-    desired: AnyDesired | None
-
-    @property
-    def generation(self) -> int:
-        return self.desired.generation if self.desired else 0
-
-    @property
-    def spec(self) -> Spec | None:
-        """None: it is to go."""
-        return self.desired.spec if self.desired else None
 
 
 class Writer:
@@ -71,7 +53,7 @@ class Writer:
         """
         # Only what the caller has set: an agent of an older version refuses fields that it does not know.
         body = spec if isinstance(spec, Mapping) else spec.model_dump(mode="json", exclude_unset=True)
-        return await self._write(host, ref, {"spec": body}, after)
+        return await self.write(host, ref, {"spec": body}, after)
 
     async def delete(
         self, host: str, ref: Ref, *, after: int | None = None, drained: bool = False
@@ -81,7 +63,7 @@ class Writer:
         ``drained``: as part of the whole host's, which no brake stops. Raises: as ``put``.
         """
         body = {"deleted": True, **({"drained": True} if drained else {})}
-        return await self._write(host, ref, body, after)
+        return await self.write(host, ref, body, after)
 
     async def verified(self, written: Written, *, within_s: float = VERIFY_S) -> Written:
         """Wait until the host has carried this out and has read it back; a tombstone is then taken away.
@@ -101,7 +83,7 @@ class Writer:
                     await self._until_reported(host, report.at)
                 except (EtcdUnavailable, Compacted):
                     await asyncio.sleep(AGAIN_S)
-            if written.desired is not None and written.desired.deleted:
+            if written.is_removal:
                 key = values.desired_key(host, ref)
                 # Not if another has written it since.
                 await self.etcd.change({}, delete=[key], unchanged={key: written.revision})
@@ -112,13 +94,12 @@ class Writer:
 
         Raises: NotFound if one of ``ports`` is not there, and as ``delete``.
         """
-        there = {ref: 0 for ref in (await self.report(host)).faults if ref.kind in PORTS}
         desired = await self.desired(host, lambda ref: ref.kind in PORTS)
-        there |= {each.ref: each.generation for each in desired}
-        for missing in sorted(set(ports) - {ref.id for ref in there}):
+        there = dict.fromkeys((await self.report(host)).faults, 0) | {d.ref: d.generation for d in desired}
+        chosen = [ref for ref in sorted(there) if ref.kind in PORTS and (not ports or ref.id in ports)]
+        for missing in sorted(set(ports) - {ref.id for ref in chosen}):
             fix = f"netplugin fleet ports --host {host}"
             raise NotFound(f"{host} has no port {missing}", step="fleet", fix=fix)
-        chosen = [ref for ref in sorted(there) if not ports or ref.id in ports]
         return [await self.delete(host, ref, after=there[ref], drained=True) for ref in chosen]
 
     async def desired(self, host: str, chosen: Callable[[Ref], bool]) -> list[Written]:
@@ -128,17 +109,15 @@ class Writer:
         return [written(name, ref, kv.mod_revision, kv.value) for name, ref, kv in refs(found) if chosen(ref)]
 
     async def reports(self, host: str = "") -> dict[str, Report]:
-        """Of all hosts, or of one, whether it has reported or not. Raises: EtcdError."""
-        if host:
-            return {host: await self.report(host)}
-        reported = await self.etcd.read(values.root("reported"))
-        return reports(reported, await self.etcd.read(values.root("alive")))
+        """Of all hosts, or of one, whether it has reported or not. Raises: InvalidRequest, EtcdError."""
+        prefix = values.reported_prefix(checked_name("host", host)) if host else values.root("reported")
+        reported = await self.etcd.read(prefix)
+        alive = await self.etcd.read(values.alive_key(host) if host else values.root("alive"))
+        return reports(reported, alive, {host} if host else ())
 
     async def report(self, host: str) -> Report:
         """Of one host, whether it has reported or not. Raises: InvalidRequest, EtcdError."""
-        reported = await self.etcd.read(values.reported_prefix(checked_name("host", host)))
-        found = reports(reported, await self.etcd.read(values.alive_key(host)))
-        return found.get(host) or Report(host, values.cluster_name(reported.cluster_id), reported.revision)
+        return (await self.reports(host))[host]
 
     # -- one object ------------------------------------------------------------------------------
 
@@ -149,35 +128,30 @@ class Writer:
             return written(host, ref, kv.mod_revision, kv.value), snapshot.revision
         return None, snapshot.revision
 
-    async def prepared(
-        self, host: str, ref: Ref, body: Mapping[str, Any]
-    ) -> tuple[Written | None, AnyDesired, bytes]:
-        """What is there, and its next value; no bytes: it has it. Raises: InvalidRequest, EtcdError."""
-        there, now = await self._at(host, ref)
-        fault = (await self.report(host)).faults.get(ref)
-        # Above all of before, also of one whose key has gone: an agent refuses a step back.
-        above = max(there.generation if there else 0, fault.generation if fault else 0, now)
-        desired, value = encoded(ref, body, above + 1)
-        # What was carried out and is not as desired is desired again, by a new generation.
-        again = fault is not None and fault.state in ("failed", "overridden")
-        if there is None or not _is_same(there.desired, desired):
-            return there, desired, value
-        return there, desired, value if again and fault and fault.generation >= there.generation else b""
-
-    async def _write(self, host: str, ref: Ref, body: Mapping[str, Any], after: int | None) -> Written:
-        key = values.desired_key(host, ref)
+    async def write(
+        self, host: str, ref: Ref, body: Mapping[str, Any], after: int | None, save: Save | None = None
+    ) -> Written:
+        """``put`` or ``delete``, by ``save`` in place of a transaction with the key alone."""
+        key, save = values.desired_key(host, ref), save or self.etcd.change
         async with deadline(self._write_s, f"{key} is not written"):
             while True:
                 try:
-                    there, desired, value = await self.prepared(host, ref, body)
-                    if there is not None and not value:
+                    there, now = await self._at(host, ref)
+                    generation = there.generation if there else 0
+                    fault = (await self.report(host)).faults.get(ref, Fault(state=""))
+                    # Above all of before, also of one whose key has gone: an agent refuses a step back.
+                    desired, value = encoded(ref, body, max(generation, fault.generation, now) + 1)
+                    has = there.desired if there else None
+                    is_same = has and has.digest == desired.digest and has.drained >= desired.drained
+                    # What was carried out and is not as desired is desired again, by a new generation.
+                    again = fault.state in ("failed", "overridden") and fault.generation >= generation
+                    if there is not None and is_same and not again:
                         return there
                     if desired.deleted and after is None:  # what is there now, and nothing later
-                        after = there.generation if there else 0
-                    if there is None or not _is_same(there.desired, desired):
+                        after = generation
+                    if not is_same:
                         _require(there, after, key)
-                    known = {key: there.revision if there else 0}
-                    revision = await self.etcd.change({key: value}, unchanged=known)
+                    revision = await save({key: value}, unchanged={key: there.revision if there else 0})
                     if revision is not None:
                         return Written(host, ref, revision, desired)
                 except EtcdUnavailable:
@@ -210,7 +184,7 @@ def written(host: str, ref: Ref, revision: int, value: bytes) -> Written:
 
 def _has_gone(mine: Written, there: Written | None) -> bool:
     """Whether it is a tombstone that was carried out and taken away. Raises: PreconditionFailed."""
-    if there is None and mine.desired is not None and mine.desired.deleted:
+    if there is None and mine.is_removal:
         return True
     if there is None or there.revision != mine.revision:
         now = f"generation {there.generation}" if there else "no key"
@@ -219,14 +193,10 @@ def _has_gone(mine: Written, there: Written | None) -> bool:
     return False
 
 
-def _is_same(there: AnyDesired | None, mine: AnyDesired) -> bool:
-    return there is not None and there.digest == mine.digest and there.drained >= mine.drained
-
-
 def _require(there: Written | None, after: int | None, key: str) -> None:
     """Whether the caller has seen what it replaces. Raises: PreconditionFailed."""
     now = there.generation if there else 0
-    gone = there is None or there.desired is None or there.desired.deleted
+    gone = there is None or there.spec is None
     if now == after or (after is None and gone):
         return
     text = f"{key} has generation {now}, written by another" if there else f"{key} is not there any more"

@@ -88,7 +88,7 @@ def test_a_wrong_password_is_an_error_with_the_file(file: Path) -> None:
         assert str(file) in found.value.detail and "etcdctl user passwd" in (found.value.fix or "")
         assert not isinstance(found.value, TokenRefused | EtcdUnavailable)
         file.chmod(0o640)
-        with pytest.raises(EtcdForbidden, match="open to others"):
+        with pytest.raises(EtcdForbidden, match="others may read it"):
             await etcd.change({"a": b""})
         os.remove(file)
         with pytest.raises(EtcdForbidden, match="password: No such file"):

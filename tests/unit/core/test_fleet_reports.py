@@ -15,7 +15,7 @@ from netplugin.fleet.errors import HostRefuses, NotAsDesired
 from netplugin.fleet.etcd import KeyValue, Snapshot
 from netplugin.fleet.names import Ref
 from netplugin.fleet.operate import merged
-from netplugin.fleet.reports import Report, findings, refs, reports, standing
+from netplugin.fleet.reports import Report, Written, findings, refs, reports, standing
 from netplugin.fleet.values import Fault, Summary
 from netplugin.fleet.writer import encoded
 
@@ -113,13 +113,13 @@ def test_findings_name_what_is_wrong_once() -> None:
 )
 def test_an_object_has_one_state(given: Report, revision: int | None, state: str) -> None:
     desired = encoded(NIC, {"spec": SPEC}, 1)[0]
-    found = standing(given, NIC, revision, None if revision is None else desired)
+    found = standing(given, NIC, None if revision is None else Written("h1", NIC, revision, desired))
     assert found[0] == state and (state == "verified" or found[2])
 
 
 def test_a_tombstone_that_is_left_is_shown_as_removed() -> None:
     desired = encoded(NIC, {"deleted": True}, 1)[0]
-    assert standing(report(), NIC, 10, desired)[0] == "removed"
+    assert standing(report(), NIC, Written("h1", NIC, 10, desired))[0] == "removed"
 
 
 def test_a_value_has_what_the_caller_gave_and_nothing_more() -> None:
