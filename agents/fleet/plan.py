@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from agents.store.fleet import Known, Memory
 from netplugin.api.errors import Conflict, NetpluginError
 from netplugin.fleet.names import Ref
-from netplugin.fleet.values import Acceptance, AnyDesired, Spec
+from netplugin.fleet.reports import Written
+from netplugin.fleet.values import Acceptance, Spec
 
 # Removals that a host found when it read its range: so many are carried out at once, and this part of what
 # the fleet has on it. More may be a mistake.
@@ -23,26 +24,6 @@ _FEW, _PART = 5, 0.1
 class Held(Conflict):
     """A removal that waits for an acceptance."""
 
-    @staticmethod
-    def of(number: int, revision: int) -> Held:
-        text = f"{number} removals were found at once: they wait for an operator"
-        fix = f"netplugin fleet accept --revision {revision}, or write the objects again"
-        return Held(text, step="fleet", fix=fix)
-
-
-@dataclass(frozen=True)
-class Item:
-    """A key's value, or why it cannot be used, and the revision that wrote it."""
-
-    revision: int
-    desired: AnyDesired | NetpluginError
-
-    @property
-    def removal(self) -> AnyDesired | None:
-        """The value, if it requests that the object goes."""
-        desired = self.desired
-        return None if isinstance(desired, NetpluginError) or not desired.deleted else desired
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -50,7 +31,7 @@ class Reading:
 
     cluster: str
     revision: int
-    items: Mapping[Ref, Item]
+    items: Mapping[Ref, Written]
     acceptances: tuple[tuple[Acceptance, int], ...] = ()
     #: The revision of the host's own summary there; 0: there is none.
     reported: int = 0
@@ -102,7 +83,7 @@ def plan_read(memory: Memory, known: Mapping[Ref, Known], reading: Reading) -> P
     if afresh:
         known = {ref: replace(each, generation=0) for ref, each in known.items()}
     # The removals that a host finds under a new name were meant for the one which had that before.
-    removals = {ref: item.removal for ref, item in reading.items.items() if item.removal}
+    removals = {ref: item.desired for ref, item in reading.items.items() if item.is_removal and item.desired}
     others = {
         ref: replace(known[ref], generation=max(known[ref].generation, removal.generation))
         for ref, removal in removals.items()
@@ -114,7 +95,9 @@ def plan_read(memory: Memory, known: Mapping[Ref, Known], reading: Reading) -> P
     held = {ref for ref, removal in removals.items() if ref in braked and not removal.drained}
     if len(held) <= max(_FEW, int(_PART * sum(each.is_owned for each in known.values()))):
         held = set()
-    faults = {**plan.faults, **{ref: Held.of(len(held), reading.revision) for ref in held}}
+    text = f"{len(held)} removals were found at once: they wait for an operator"
+    fix = f"netplugin fleet accept --revision {reading.revision}, or write the objects again"
+    faults = {**plan.faults, **dict.fromkeys(held, Held(text, step="fleet", fix=fix))}
     steps = tuple(step for step in plan.steps if step.ref not in held)
     return replace(plan, steps=steps, faults=faults, forget_generations=afresh, known=others)
 
@@ -122,7 +105,7 @@ def plan_read(memory: Memory, known: Mapping[Ref, Known], reading: Reading) -> P
 def plan_watched(
     memory: Memory,
     known: Mapping[Ref, Known],
-    items: Mapping[Ref, Item],
+    items: Mapping[Ref, Written],
     deleted: frozenset[Ref],
     revision: int,
 ) -> Plan:
@@ -131,7 +114,7 @@ def plan_watched(
 
 
 def _plan(
-    memory: Memory, known: Mapping[Ref, Known], items: Mapping[Ref, Item], missing: frozenset[Ref]
+    memory: Memory, known: Mapping[Ref, Known], items: Mapping[Ref, Written], missing: frozenset[Ref]
 ) -> Plan:
     steps: list[Step] = []
     faults: dict[Ref, NetpluginError] = {}
@@ -144,10 +127,10 @@ def _plan(
     return Plan(memory, tuple(steps), faults, gone=gone)
 
 
-def _steps(ref: Ref, item: Item, known: Known | None) -> list[Step]:
+def _steps(ref: Ref, item: Written, known: Known | None) -> list[Step]:
     """One, or none if nothing is to be done. Raises: NetpluginError if the value cannot be carried out."""
-    if isinstance(item.desired, NetpluginError):
-        raise item.desired
+    if item.desired is None:
+        raise item.error or Conflict("it has no value", step="merge")
     desired, at = item.desired, known.generation if known else 0
     if desired.generation < at:
         text = f"generation {desired.generation} is older than {at}, which this host has carried out"

@@ -8,15 +8,11 @@ from agents.fleet.carry import current_spec
 from agents.fleet.plan import Held
 from agents.store.fleet import Known
 from agents.store.store import Store
-from netplugin.api.conditions import digest
 from netplugin.api.errors import NetpluginError, Problem
 from netplugin.api.models import PortState
 from netplugin.fleet.names import PORTS, Ref
-from netplugin.fleet.values import Fault, digest_of, reported_prefix
+from netplugin.fleet.values import Fault, digest_of
 
-# Objects that are reported one by one; the summary has the numbers of all. A thousand hosts that lose their
-# keys at once would fill etcd otherwise.
-_MOST = 64
 _LONGEST = 500
 _OFF = {PortState.FAILED: "failed", PortState.DEGRADED: "degraded"}
 
@@ -50,22 +46,11 @@ def faults_of(
     return found
 
 
-def keys_of(host: str, faults: Mapping[Ref, Fault]) -> dict[str, bytes]:
-    """The keys of the faults, of so many as a host may write; errors come before the rest."""
-    chosen = sorted(faults, key=lambda ref: (faults[ref].error is None, ref))[:_MOST]
-    return {f"{reported_prefix(host)}{ref}": faults[ref].model_dump_json().encode() for ref in chosen}
-
-
 def counts_of(known: Mapping[Ref, Known], open_steps: int, faults: Mapping[Ref, Fault]) -> dict[str, int]:
     """How many objects the fleet has made here, and how many are in each state that is not as desired."""
     states = [fault.state for fault in faults.values()]
     counts = {state: states.count(state) for state in sorted(set(states))}
     return {"owned": sum(each.is_made for each in known.values()), "open": open_steps, **counts}
-
-
-def generations_digest(known: Mapping[Ref, Known]) -> str:
-    """Of the generations that were carried out: equal on the writer's side if nothing is missing."""
-    return digest(*(f"{ref} {each.generation}" for ref, each in sorted(known.items()) if each.is_made))
 
 
 def _short(problem: Problem) -> Problem:

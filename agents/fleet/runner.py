@@ -15,19 +15,20 @@ from typing import Any
 from agents.api.audit import AuditLog
 from agents.api.roles import BodyRules
 from agents.fleet.carry import Carrier, current_spec
-from agents.fleet.plan import Held, Item, Plan, Reading, plan_read, plan_watched
-from agents.fleet.report import counts_of, faults_of, generations_digest, keys_of
+from agents.fleet.plan import Held, Plan, Reading, plan_read, plan_watched
+from agents.fleet.report import counts_of, faults_of
 from agents.fleet.settings import FleetSettings
 from agents.service import Service
 from agents.store.fleet import CLAIM
 from agents.store.store import Store
+from netplugin.api.conditions import digest
 from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError
 from netplugin.api.models import Finding
 from netplugin.fleet import values
 from netplugin.fleet.errors import EtcdError, LeaseLost
 from netplugin.fleet.etcd import Etcd, KeyValue
 from netplugin.fleet.names import Ref
-from netplugin.fleet.reports import refs
+from netplugin.fleet.reports import Written, refs, written
 from netplugin.fleet.values import Acceptance, Alive, Fault, Summary, digest_of
 from netplugin.host.supervisor import Supervisor
 
@@ -40,6 +41,9 @@ _MOST_S, _ACCEPT_S, _REPORT_S = 30.0, 15.0, 5.0
 _REREAD_S = 900.0
 # Seconds for what an agent that ends has to tell etcd.
 _LEAVE_S = 2.0
+# Objects that are reported one by one; the summary has the numbers of all. A thousand hosts that lose their
+# keys at once would fill etcd otherwise.
+_MOST_FAULTS = 64
 # Keys of one transaction: etcd's ``--max-txn-ops`` is 128.
 _OPS = 100
 
@@ -209,12 +213,9 @@ class Fleet:
             if not changes:
                 continue
             last = {kv.key: kv for kv in changes}.values()
-            kept = [kv for kv in last if not kv.is_deleted]
-            gone = [kv for kv in last if kv.is_deleted]
-            items = await self._service.off_loop.compute(_items, kept)
-            deleted = frozenset(ref for _, ref, _ in refs(gone))
-            seen = max(kv.mod_revision for kv in last)
-            concerned = {*items, *deleted}
+            items = await self._service.off_loop.compute(_items, [kv for kv in last if not kv.is_deleted])
+            deleted = frozenset(ref for _, ref, kv in refs(last) if kv.is_deleted)
+            seen, concerned = max(kv.mod_revision for kv in last), {*items, *deleted}
             self._carrier.drop(deleted)  # a removal too, if it is not done: what is not there does not count
             plan = plan_watched(self._store.fleet.memory, self._known(), items, deleted, seen)
             self._faults = {ref: why for ref, why in self._faults.items() if ref not in concerned}
@@ -310,6 +311,7 @@ class Fleet:
         fleet, faults = self._store.fleet, self.faults()
         failed = set(self._carrier.faults)
         open_steps = [step for ref, step in self._carrier.open.items() if ref not in failed]
+        made = sorted((ref, each) for ref, each in fleet.known.items() if each.is_made)
         summary = Summary(
             identity=self._store.identity,
             version=self._version,
@@ -317,24 +319,19 @@ class Fleet:
             highest=fleet.memory.revision,
             accepted=fleet.memory.accepted,
             revision=min([self._seen, *(step.revision - 1 for step in open_steps)]),
-            digest=generations_digest(fleet.known),
+            digest=digest(*(f"{ref} {each.generation}" for ref, each in made)),
             counts=counts_of(fleet.known, len(open_steps), faults),
             refused=self.refused.problem() if self.refused else None,
         )
-        keys = keys_of(self._host, faults)
-        return keys | {self._summary_key: summary.model_dump_json().encode()}
+        # Errors come before the rest.
+        chosen = sorted(faults, key=lambda ref: (faults[ref].error is None, ref))[:_MOST_FAULTS]
+        prefix = values.reported_prefix(self._host)
+        models = {**{f"{prefix}{ref}": faults[ref] for ref in chosen}, self._summary_key: summary}
+        return {key: model.model_dump_json().encode() for key, model in models.items()}
 
 
-def _items(found: Iterable[KeyValue]) -> dict[Ref, Item]:
-    """The values by object, each as a model or the error of why it is none."""
-    return {ref: _item(ref, kv) for _, ref, kv in refs(found)}
-
-
-def _item(ref: Ref, kv: KeyValue) -> Item:
-    try:
-        return Item(kv.mod_revision, values.parsed(ref, kv.value))
-    except NetpluginError as wrong:
-        return Item(kv.mod_revision, wrong)
+def _items(found: Iterable[KeyValue]) -> dict[Ref, Written]:
+    return {ref: written(host, ref, kv.mod_revision, kv.value) for host, ref, kv in refs(found)}
 
 
 async def _first_of(work: list[Coroutine[Any, Any, None]]) -> None:

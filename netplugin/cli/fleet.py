@@ -96,14 +96,12 @@ class FleetStatus(show.FindingLister, _Fleet):
             newest[host] = max(newest[host], kv.mod_revision)
         alive, hosts = sum(report.is_alive for report in found.values()), len({*found, *newest})
         self.note(f"{alive} of {hosts} hosts are connected, and etcd is at revision {desired.revision}")
-        rolls = (await writer.etcd.read(values.root("roll"), keys_only=True)).items
-        return [*findings(found, newest, desired.revision), *(_unfinished(kv.key) for kv in rolls)]
-
-
-def _unfinished(key: str) -> Finding:
-    ref = key.removeprefix(values.root("roll"))
-    words = {"found": f"a roll of {ref} is under way, or was interrupted", "expected": "it is finished"}
-    return Finding(id=f"roll-{ref}", status="warn", **words, fix=f"netplugin fleet roll {ref}")
+        listed, expected = [*findings(found, newest, desired.revision)], "it is finished"
+        for kv in (await writer.etcd.read(values.root("roll"), keys_only=True)).items:
+            ref = kv.key.removeprefix(values.root("roll"))
+            text, fix = f"a roll of {ref} is under way, or was interrupted", f"netplugin fleet roll {ref}"
+            listed += [Finding(id=f"roll-{ref}", status="warn", found=text, expected=expected, fix=fix)]
+        return listed
 
 
 class FleetHosts(_Fleet, show.TableLister):

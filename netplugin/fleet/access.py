@@ -1,6 +1,7 @@
 """Users and roles of a fleet in etcd's own access control: hosts, readers, writers, operators.
 
-The users that are made have no password: a user is whoever has a client certificate with its common name.
+The users that are made have no password, but for the one that makes them: a user is whoever has a client
+certificate with its common name.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class Access:
         there = await self._names("UserList")
         for user, role in [(ROOT, ROOT), *users, *((user, user) for user in own)]:
             if checked_name("user", user) not in there:
-                await self._auth("UserAdd", M.UserAdd(name=user, options=M.UserOptions(no_password=True)))
+                password = self._etcd.password_of(user)  # or it would shut itself out
+                kind = M.UserOptions(no_password=not password)
+                await self._auth("UserAdd", M.UserAdd(name=user, password=password, options=kind))
                 done.append(f"user {user}")
                 there.add(user)
             roles = await self._names("UserGet", M.Named(name=user))

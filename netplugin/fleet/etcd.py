@@ -73,7 +73,7 @@ class Etcd:
         self._quiet_s = quiet_s
         self._channel: Any = None
         #: The password that was used last, and what etcd has given for it.
-        self._token: tuple[bytes, str] | None = None
+        self._token: tuple[str, str] | None = None
         self._login = asyncio.Lock()
 
     async def close(self) -> None:
@@ -199,6 +199,16 @@ class Etcd:
         channel, call = self._call("unary_unary", method, answer)
         return await self._explained(method, channel, call(request, timeout=self.timeout_s, metadata=user))
 
+    def password_of(self, user: str) -> str:
+        """As its file has it now; none for another user, or one with a certificate. Raises: EtcdForbidden."""
+        file = self._credentials.password_file
+        if file is None or user != self._credentials.user:
+            return ""
+        password = _content(file, 0o077).strip().decode(errors="replace")
+        if not password:
+            raise errors.EtcdForbidden(f"{file} is empty", step="credentials", fix="write the password to it")
+        return password
+
     async def _user(self) -> _Metadata:
         """The token of a user with a password, which is read each time; nothing for one with a certificate.
 
@@ -208,9 +218,9 @@ class Etcd:
         if file is None:
             return ()
         async with self._login:
-            password = _content(file, 0o077).strip()
+            password = self.password_of(name)
             if self._token is None or self._token[0] != password:
-                request = M.Authenticate(name=name, password=password.decode(errors="replace"))
+                request = M.Authenticate(name=name, password=password)
                 try:
                     answer = await self._ask("Auth/Authenticate", request, M.AuthenticateResponse, ())
                     self._token = password, answer.token

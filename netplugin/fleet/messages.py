@@ -39,7 +39,7 @@ Authenticate: name 1 string, password 2 string
 AuthenticateResponse: token 2 string
 Permission: permType 1 int32, key 2 bytes, range_end 3 bytes
 UserOptions: no_password 1 bool
-UserAdd: name 1 string, options 3 UserOptions
+UserAdd: name 1 string, password 2 string, options 3 UserOptions
 Named: name 1 string
 Names: names 2 *string
 UserGrantRole: user 1 string, role 2 string

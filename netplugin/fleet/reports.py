@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from netplugin.api.errors import InvalidRequest, some
+from netplugin.api.errors import InvalidRequest, NetpluginError, some
 from netplugin.api.models import Finding
 from netplugin.fleet.errors import HostRefuses, NotAsDesired
 from netplugin.fleet.names import Ref
-from netplugin.fleet.values import AnyDesired, Fault, Spec, Summary, cluster_name, root
+from netplugin.fleet.values import AnyDesired, Fault, Spec, Summary, cluster_name, parsed, root
 
 if TYPE_CHECKING:
     from netplugin.fleet.etcd import KeyValue, Snapshot
@@ -85,12 +85,13 @@ def reports(reported: Snapshot, alive: Snapshot, hosts: Collection[str] = ()) ->
 
 @dataclass(frozen=True)
 class Written:
-    """An object as etcd has it. ``revision`` wrote it. ``desired`` is None if its value cannot be read."""
+    """An object as etcd has it. ``revision`` wrote it. ``desired`` is None, with ``error``, for nonsense."""
 
     host: str
     ref: Ref
     revision: int
     desired: AnyDesired | None
+    error: NetpluginError | None = None
 
     @property
     def generation(self) -> int:
@@ -104,6 +105,13 @@ class Written:
     @property
     def is_removal(self) -> bool:
         return self.desired is not None and self.desired.deleted
+
+
+def written(host: str, ref: Ref, revision: int, value: bytes) -> Written:
+    try:
+        return Written(host, ref, revision, parsed(ref, value))
+    except InvalidRequest as wrong:
+        return Written(host, ref, revision, None, wrong)
 
 
 def refs(desired: Iterable[KeyValue]) -> Iterator[tuple[str, Ref, KeyValue]]:

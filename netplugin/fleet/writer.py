@@ -19,6 +19,7 @@ from netplugin.fleet.errors import Compacted, EtcdUnavailable
 from netplugin.fleet.etcd import Credentials, Etcd
 from netplugin.fleet.names import PORTS, Ref, checked_name
 from netplugin.fleet.reports import Report, Written, refs, reports
+from netplugin.fleet.reports import written as written
 from netplugin.fleet.values import AnyDesired, Fault, Spec
 
 T = TypeVar("T")
@@ -75,17 +76,23 @@ class Writer:
         async with deadline(within_s, f"{host}: {ref} is not verified"):
             while True:
                 try:
-                    report = await self.report(host)
-                    if _has_gone(written, await self.get(host, ref)):
-                        return written
+                    report, there = await self.report(host), await self.get(host, ref)
+                    if there is None and written.is_removal:
+                        return written  # it was carried out, and taken away
+                    if there is None or there.revision != written.revision:
+                        now = f"generation {there.generation}" if there else "no key"
+                        text = f"{host}: {ref} was written by another: {now}, not {written.generation}"
+                        raise PreconditionFailed(text, step="fleet", fix="read it, and decide again")
                     if report.is_verified(ref, written.revision):
                         break
-                    await self._until_reported(host, report.at)
+                    prefix = values.reported_prefix(host)
+                    async with aclosing(self.etcd.watch(prefix, report.at + 1)) as watch:
+                        while not await anext(watch):
+                            pass  # until its next report
                 except (EtcdUnavailable, Compacted):
                     await asyncio.sleep(AGAIN_S)
-            if written.is_removal:
+            if written.is_removal:  # not if another has written it since
                 key = values.desired_key(host, ref)
-                # Not if another has written it since.
                 await self.etcd.change({}, delete=[key], unchanged={key: written.revision})
         return written
 
@@ -158,13 +165,6 @@ class Writer:
                     # It may have taken place: then the same spec is there.
                     await asyncio.sleep(AGAIN_S)
 
-    async def _until_reported(self, host: str, revision: int) -> None:
-        """Return after the host's next report. Raises: EtcdError."""
-        async with aclosing(self.etcd.watch(values.reported_prefix(host), revision + 1)) as watch:
-            async for changes in watch:
-                if changes:
-                    return
-
 
 def encoded(ref: Ref, body: Mapping[str, Any], generation: int) -> tuple[AnyDesired, bytes]:
     """A value of ``desired/`` and its bytes. Raises: InvalidRequest, as the API for the same JSON."""
@@ -173,24 +173,6 @@ def encoded(ref: Ref, body: Mapping[str, Any], generation: int) -> tuple[AnyDesi
     except (TypeError, ValueError) as wrong:
         raise InvalidRequest.of_field("spec", f"is no JSON: {wrong}") from None
     return values.parsed(ref, value), value
-
-
-def written(host: str, ref: Ref, revision: int, value: bytes) -> Written:
-    try:
-        return Written(host, ref, revision, values.parsed(ref, value))
-    except InvalidRequest:
-        return Written(host, ref, revision, None)
-
-
-def _has_gone(mine: Written, there: Written | None) -> bool:
-    """Whether it is a tombstone that was carried out and taken away. Raises: PreconditionFailed."""
-    if there is None and mine.is_removal:
-        return True
-    if there is None or there.revision != mine.revision:
-        now = f"generation {there.generation}" if there else "no key"
-        text = f"{mine.host}: {mine.ref} was written by another: {now}, not {mine.generation}"
-        raise PreconditionFailed(text, step="fleet", fix="read it, and decide again")
-    return False
 
 
 def _require(there: Written | None, after: int | None, key: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from agents.fleet import runner
+from netplugin.fleet.access import Access
 from netplugin.fleet.errors import (
     Compacted,
     EtcdError,
@@ -23,7 +24,7 @@ from netplugin.fleet.errors import (
 from netplugin.fleet.etcd import Credentials, Etcd, KeyValue
 from netplugin.fleet.names import Ref
 from netplugin.fleet.writer import Writer
-from tests.lab.etcd import PrivateEtcd, permissions
+from tests.lab.etcd import PrivateEtcd
 from tests.lab.memory_hosts import NETWORK, MemoryHost, network_spec, port_spec
 
 T = TypeVar("T")
@@ -308,16 +309,20 @@ def test_a_user_with_a_password_needs_no_certificate_and_its_host_goes_on_after_
 
 def with_passwords(etcd: PrivateEtcd, file: Path, host: str) -> Credentials:
     """Turn access control on; the passwords are ``secret-<user>``. Returns root's, which the file has."""
-    for user in ("root", host):
-        etcd.ctl("user", "add", f"{user}:secret-{user}")
-        etcd.ctl("role", "add", user)
-        etcd.ctl("user", "grant-role", user, user)
-    for permission in permissions(host):
-        etcd.ctl("role", "grant-permission", host, *permission)
-    etcd.ctl("auth", "enable")
+    etcd.ctl("user", "add", f"{host}:secret-{host}")
     file.touch(0o600)
     file.write_text("secret-root")
-    return Credentials(etcd.pki.ca, user="root", password_file=file)
+    root = Credentials(etcd.pki.ca, user="root", password_file=file)
+
+    async def work() -> None:
+        made = Etcd(etcd.endpoints, root)
+        await Access(made).init([host], [])
+        await Access(made).enable()
+        assert not await Access(made).init([host], [])  # as root, who has the password now
+        await made.close()
+
+    run(work())
+    return root
 
 
 def password(etcd: PrivateEtcd, user: str, new: str) -> None:

@@ -90,6 +90,10 @@ def test_a_wrong_password_is_an_error_with_the_file(file: Path) -> None:
         file.chmod(0o640)
         with pytest.raises(EtcdForbidden, match="others may read it"):
             await etcd.change({"a": b""})
+        file.chmod(0o600)
+        file.write_text("\n")
+        with pytest.raises(EtcdForbidden, match="password is empty"):
+            await etcd.change({"a": b""})
         os.remove(file)
         with pytest.raises(EtcdForbidden, match="password: No such file"):
             await etcd.change({"a": b""})

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.fleet.plan import Held, Item, Plan, Reading, Step, plan_read, plan_watched
+from agents.fleet.plan import Held, Plan, Reading, Step, plan_read, plan_watched
 from agents.store.fleet import Known, Memory
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import PortSpec
 from netplugin.fleet.names import Kind, Ref
+from netplugin.fleet.reports import Written
 from netplugin.fleet.values import Acceptance, Desired
 from tests.unit.agent import SPEC
 
@@ -38,12 +39,13 @@ def carried_out(generation: int, **spec: Any) -> Known:
     return Known(generation, put(generation, **spec).digest, "tag")
 
 
-def item(desired: Any, revision: int = 900) -> Item:
-    return Item(revision, desired)
+def item(desired: Any, revision: int = 900) -> Written:
+    error = desired if isinstance(desired, InvalidRequest) else None
+    return Written("h1", ref("any"), revision, None if error else desired, error)
 
 
 def read(
-    items: Mapping[Ref, Item],
+    items: Mapping[Ref, Written],
     *acceptances: tuple[Acceptance, int],
     cluster: str = HERE,
     revision: int = 1000,
@@ -149,7 +151,7 @@ def test_what_the_fleet_has_not_made_is_not_removed_by_it() -> None:
 @pytest.mark.parametrize(("cluster", "revision"), [(HERE, 999), (OTHER, 5), (OTHER, 5000)])
 @pytest.mark.parametrize("items", [{}, WHOLE, {each: item(removal(99)) for each in MANY}])
 def test_a_step_back_and_another_cluster_are_refused(
-    cluster: str, revision: int, items: dict[Ref, Item]
+    cluster: str, revision: int, items: dict[Ref, Written]
 ) -> None:
     with pytest.raises(Conflict, match="nothing of it is carried out"):
         plan_read(MEMORY, MANY, read(items, cluster=cluster, revision=revision))
@@ -218,7 +220,7 @@ def test_a_host_that_is_renamed_removes_nothing_of_the_one_that_had_the_name() -
 # -- the brake ---------------------------------------------------------------------------------------
 
 
-def with_removals(number: int, **more: bool) -> dict[Ref, Item]:
+def with_removals(number: int, **more: bool) -> dict[Ref, Written]:
     return WHOLE | {each: item(removal(11, **more)) for each in list(MANY)[:number]}
 
 
@@ -271,7 +273,7 @@ COPY = st.fixed_dictionaries(dict.fromkeys(MANY, OLD)).map(
 
 @given(COPY, st.integers(0, 5000), st.sampled_from([HERE, OTHER]), st.booleans())
 def test_no_mutilated_copy_removes_anything(
-    copy: dict[Ref, Item], revision: int, cluster: str, with_old_word: bool
+    copy: dict[Ref, Written], revision: int, cluster: str, with_old_word: bool
 ) -> None:
     memory = replace(MEMORY, accepted=2)
     words = [accept(2, 5000, cluster=cluster), accept(1, 5000, cluster=cluster)] if with_old_word else []
