@@ -212,7 +212,7 @@ class Carrier:
 
 
 def _turn(step: Step) -> int:
-    """When its turn comes: things that others are on first, and last if they are removed."""
+    """When its turn comes: what others are on is first, and last if it is removed."""
     first = {Kind.PHYSICAL_NETWORK: 0, Kind.NETWORK: 1}.get(step.ref.kind, 2)
     return first if step.spec is not None else 4 - first
 

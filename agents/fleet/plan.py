@@ -90,7 +90,8 @@ def plan_read(memory: Memory, known: Mapping[Ref, Known], reading: Reading) -> P
         if reading.is_of_another_name(before) and ref in known and known[ref].is_owned
     }
     known = {**known, **others}
-    plan = _plan(memory, known, reading.items, frozenset(known) - frozenset(reading.items))
+    missing = frozenset(known) - frozenset(reading.items)
+    plan = plan_watched(memory, known, reading.items, missing, reading.revision)
     braked = {step.ref for step in plan.steps if step.owned and step.revision > memory.accepted_revision}
     held = {ref for ref, removal in removals.items() if ref in braked and not removal.drained}
     if len(held) <= max(_FEW, int(_PART * sum(each.is_owned for each in known.values()))):
@@ -110,12 +111,6 @@ def plan_watched(
     revision: int,
 ) -> Plan:
     """For changes that came one after the other: the last of each object, and the keys that have gone."""
-    return _plan(replace(memory, revision=max(memory.revision, revision)), known, items, deleted)
-
-
-def _plan(
-    memory: Memory, known: Mapping[Ref, Known], items: Mapping[Ref, Written], missing: frozenset[Ref]
-) -> Plan:
     steps: list[Step] = []
     faults: dict[Ref, NetpluginError] = {}
     for ref, item in sorted(items.items()):
@@ -123,8 +118,8 @@ def _plan(
             steps += _steps(ref, item, known.get(ref))
         except NetpluginError as refused:
             faults[ref] = refused
-    gone = frozenset(ref for ref in missing if ref in known and not known[ref].is_owned)
-    return Plan(memory, tuple(steps), faults, gone=gone)
+    gone = frozenset(ref for ref in deleted if ref in known and not known[ref].is_owned)
+    return Plan(replace(memory, revision=max(memory.revision, revision)), tuple(steps), faults, gone=gone)
 
 
 def _steps(ref: Ref, item: Written, known: Known | None) -> list[Step]:

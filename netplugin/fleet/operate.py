@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,10 +41,8 @@ async def accept(writer: Writer, revision: int, host: str = "") -> Acceptance:
         raise Conflict(text, step="accept", fix="accept for one host after the other, with --host")
     numbers = [each.accepted for each in summaries if each.accepted < _HIGHEST]
     for kv in before:
-        try:
+        with suppress(InvalidRequest):
             numbers.append(values.valid_value(Acceptance, kv.value).number)
-        except InvalidRequest:
-            continue
     # The time, to be above those that a backup has forgotten, too.
     number = max([int(time.time()), *(each + 1 for each in numbers)])
     made = Acceptance(number=number, cluster=here, replaces=min(clusters, default=here), revision=revision)

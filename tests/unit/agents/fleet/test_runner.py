@@ -211,8 +211,8 @@ def test_a_value_that_is_corrected_is_not_reported_with_the_error_before(
             await until(lambda: etcd.value(f"{REPORTED}/port/p1") and tried >= 3)
             await etcd.fall()  # what fails goes on as it was after a new connection
             await etcd.fall(False)
-            said = [each.message for each in caplog.records if "says no" in each.message]
-            assert len(said) == 1 and said[0].startswith("fleet: port/p1"), said
+            lines = [each.message for each in caplog.records if "says no" in each.message]
+            assert len(lines) == 1 and lines[0].startswith("fleet: port/p1"), lines
             corrected, written = True, await desire(etcd, "port/p1", 2, spec(1))
             await until(lambda: not etcd.under(f"{REPORTED}/port/"))
             assert summary(etcd)["revision"] < written
