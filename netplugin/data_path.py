@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import Literal
 
 #: The entry point group of the backends.
@@ -79,7 +81,7 @@ def _declared(backend: str) -> DataPath | Mapping[str, DataPath]:
 
 def _loaded(backend: str) -> object:
     """Raises: NoDataPath."""
-    installed = entry_points(group=GROUP)
+    installed = _installed(tuple(sys.path))
     if backend not in installed.names:
         known = ", ".join(sorted(installed.names)) or "none"
         raise NoDataPath(f"no backend {backend!r} is installed with netplugin-zeroloss; there is {known}")
@@ -88,3 +90,9 @@ def _loaded(backend: str) -> object:
     except Exception as error:  # whatever another package raises when it is imported
         raise NoDataPath(f"backend {backend} could not be loaded: {error}") from error
     return loaded
+
+
+@functools.cache
+def _installed(_folders: tuple[str, ...]) -> EntryPoints:
+    """Return the backends in ``sys.path``. To find them is to read the metadata of every package in it."""
+    return entry_points(group=GROUP)
