@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any
 
 from oslo_config import cfg
@@ -14,7 +13,7 @@ from stevedore import named
 from netplugin import options
 from netplugin.api.errors import NetpluginError
 from netplugin.backend import Backend, Observation
-from netplugin.data_path import GROUP
+from netplugin.data_path import GROUP, installed
 from netplugin.host.shared import Host
 from netplugin.spelling import did_you_mean
 
@@ -60,8 +59,8 @@ def load(names: Sequence[str], conf: Any, host: Host) -> Loaded:
 
 def not_installed(name: str) -> str:
     """Why a backend of this name cannot be loaded, with those that can."""
-    installed = entry_points(group=GROUP).names
+    names = installed().names
     return (
         "no backend of this name is installed: correct [agent] enabled_backends; installed are "
-        f"{', '.join(sorted(installed))}{did_you_mean(name, installed)}"
+        f"{', '.join(sorted(names))}{did_you_mean(name, names)}"
     )

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from agents.backends import not_installed
 from agents.fleet.settings import FleetSettings
 from agents.host.view import HostView
 from netplugin import options
-from netplugin.data_path import GROUP
+from netplugin.data_path import installed
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.safe_files import open_own
 
@@ -63,7 +62,7 @@ def mistakes(files: Sequence[Path]) -> list[str]:
     except UNUSABLE as wrong:
         return [options.error_text(wrong)]
     groups: list[tuple[str, list[Any]]] = []
-    packages = {backend.dist.name: backend.dist for backend in entry_points(group=GROUP) if backend.dist}
+    packages = {backend.dist.name: backend.dist for backend in installed() if backend.dist}
     for package in packages.values():
         for entry in package.entry_points.select(group="oslo.config.opts"):  # as oslo-config-generator does
             groups += entry.load()()
@@ -121,11 +120,11 @@ def _read(conf: Any, group: str, option: Any) -> object:
 
 def _check_backend(name: str, conf: Any) -> None:
     """Raises: ValueError for options of the backend, or if it is not installed; cfg.Error."""
-    installed = entry_points(group=GROUP)
-    if name not in installed.names:
+    found = installed()
+    if name not in found.names:
         raise ValueError(f"[agent] enabled_backends {name}: {not_installed(name)}")
     try:
-        backend = installed[name].load()
+        backend = found[name].load()
     except Exception as error:  # whatever another package raises when it is imported
         raise ValueError(f"[agent] enabled_backends {name}: it could not be loaded: {error}") from error
     backend.check_options(conf)

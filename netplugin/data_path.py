@@ -81,18 +81,22 @@ def _declared(backend: str) -> DataPath | Mapping[str, DataPath]:
 
 def _loaded(backend: str) -> object:
     """Raises: NoDataPath."""
-    installed = _installed(tuple(sys.path))
-    if backend not in installed.names:
-        known = ", ".join(sorted(installed.names)) or "none"
+    found = installed()
+    if backend not in found.names:
+        known = ", ".join(sorted(found.names)) or "none"
         raise NoDataPath(f"no backend {backend!r} is installed with netplugin-zeroloss; there is {known}")
     try:
-        loaded: object = installed[backend].load()
+        loaded: object = found[backend].load()
     except Exception as error:  # whatever another package raises when it is imported
         raise NoDataPath(f"backend {backend} could not be loaded: {error}") from error
     return loaded
 
 
+def installed() -> EntryPoints:
+    """Return the backends of all packages in ``sys.path``, which are read once."""
+    return _installed(tuple(sys.path))
+
+
 @functools.cache
 def _installed(_folders: tuple[str, ...]) -> EntryPoints:
-    """Return the backends in ``sys.path``. To find them is to read the metadata of every package in it."""
     return entry_points(group=GROUP)

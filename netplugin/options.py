@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from oslo_config import cfg, types
 
 from netplugin.api.errors import reason
 from netplugin.api.models import Finding
-from netplugin.data_path import GROUP
+from netplugin.data_path import installed
 from netplugin.spelling import did_you_mean
 from netplugin.tuning import intent
 
@@ -461,7 +460,7 @@ def unknown(conf: Any) -> Iterator[Finding]:
     Call it when the backends have registered their options. The section of a backend that is installed and
     not enabled is no mistake.
     """
-    backends = entry_points(group=GROUP).names
+    backends = installed().names
     for file in conf.default_config_files:
         sections: dict[str, dict[str, list[str]]] = {}
         cfg.ConfigParser(file, sections).parse()

@@ -20,8 +20,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any
+
+from netplugin.data_path import installed
 
 # What the agent imports only when it runs, next to its drivers.
 WITH_AGENT = (
@@ -31,7 +32,6 @@ WITH_AGENT = (
     "uvicorn.loops.asyncio",
     "uvicorn.protocols.http.httptools_impl",
 )
-DRIVERS = "netplugin.backends"
 _MAX_BYTES = 1 << 17
 _FILES = 2  # the log and the network namespace
 # linux/prctl.h, linux/capability.h
@@ -125,7 +125,7 @@ class Program:
 @functools.cache
 def agent() -> Program:
     """One for all agents of this process."""
-    drivers = (driver.module for driver in entry_points(group=DRIVERS))
+    drivers = (driver.module for driver in installed())
     return Program("agents.main", *WITH_AGENT, *drivers)
 
 
@@ -211,6 +211,7 @@ def keep(capabilities: Collection[int]) -> None:
 def _main() -> int:
     calls = socket.socket(fileno=int(sys.argv[1]))
     module, *_ = [importlib.import_module(name) for name in sys.argv[2:]]
+    installed()  # read here, and not in each run
     assert threading.active_count() == 1, "a fork has one thread only"
     gc.freeze()  # no collection writes to the pages that the runs share
     sys.argv[1:] = _serve(calls)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 
+from netplugin.data_path import installed
 from tests.lab import preloaded
 from tests.lab.agent import PrivateAgent
 from tests.lab.namespaces import entered
@@ -17,7 +17,7 @@ from tests.lab.steps.watch import StepWatch
 
 @functools.cache
 def _program(launched: str) -> preloaded.Program:
-    drivers = (driver.module for driver in entry_points(group=preloaded.DRIVERS))
+    drivers = (driver.module for driver in installed())
     return preloaded.Program(launched, *preloaded.WITH_AGENT, *drivers)
 
 

@@ -6,14 +6,13 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 from netplugin.api.client import Client
 from netplugin.api.errors import NetpluginError
 from netplugin.calls import as_commands
-from netplugin.data_path import GROUP
+from netplugin.data_path import installed
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root
 from netplugin_zeroloss.matrix import cells, checks
@@ -121,7 +120,7 @@ def _backends(agent: Client) -> Iterator[Finding]:
     Raises: NetpluginError.
     """
     infos = {info.name: info for info in agent.backends()}
-    for name in sorted(entry_points(group=GROUP).names):
+    for name in sorted(installed().names):
         info = infos.get(name)
         if info is None:
             yield Finding("backend", f"the agent has no {name}", checks.enable(name))
