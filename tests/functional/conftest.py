@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,22 @@ BASE = Path("/run/np")
 LINKS_GONE_S = 60.0
 
 
+#: Of the files that take longest, how long in seconds; of the others it is about half a second for a test.
+LONG_S = {
+    **{"test_playbooks": 150, "test_commands": 140, "test_guests": 100, "test_fleet_operator": 90},
+    **{"test_fleet_ovs": 90, "test_live_ports": 70, "test_restart_under_guests": 70, "test_failures_ovs": 70},
+    **{"test_fleet_members": 60, "test_fleet_etcd": 60, "test_hostile_input": 50, "test_segments_ovs": 50},
+    **{"test_acceptance_matrix": 50, "test_isolation_ovs": 50, "test_live_migration": 40, "test_access": 40},
+    **{"test_stalls_ovs": 40, "test_host_verify": 40, "test_unit_powers": 35, "test_guest_playbook": 30},
+    **{"test_report_browser": 30, "test_ovs_connection": 30, "test_faults": 30, "test_local_callers": 30},
+}
+
+
 @pytest.hookimpl(trylast=True)  # when those that are not requested (-m, -k) have gone
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # what takes longest first, so that all sandboxes end at once
+        tests = Counter(item.path for item in items)
+        items.sort(key=lambda item: LONG_S.get(item.path.stem, tests[item.path] / 2), reverse=True)
     if not sandbox.inside() and any(not item.get_closest_marker("outside") for item in items):
         pytest.exit("these tests run in a sandbox: tox -e functional", returncode=2)
 
