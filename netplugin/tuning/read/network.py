@@ -51,14 +51,14 @@ def read_iommu(root: Root) -> IommuFacts:
 
 @whole
 def _nics(root: Root) -> Fact[tuple[HostNic, ...]]:
-    addresses, routed = sure(root.names(PCI), ()), _routed(root)
-    return _all(_nic(root, address, routed) for address in addresses if _ADDRESS.fullmatch(address))
+    addresses, found = sure(root.names(PCI), ()), routed(root)
+    return _all(_nic(root, address, found) for address in addresses if _ADDRESS.fullmatch(address))
 
 
 @whole
-def _routed(root: Root) -> frozenset[str]:
-    """Interfaces of default routes, and those below them: a bond's members, the parent of a VLAN."""
-    found, left = set[str](), list[str]()
+def routed(root: Root, also: Iterable[str] = ()) -> frozenset[str]:
+    """Interfaces of default routes, ``also`` others, and those below: a bond's members, a VLAN's parent."""
+    found, left = set[str](), list(also)
     for path, (destination, mask, interface) in _ROUTES.items():
         text = sure(root.text(path), "")
         rows = (row for row in map(str.split, text.splitlines()) if len(row) > 9)
