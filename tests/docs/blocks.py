@@ -29,6 +29,7 @@ DOCS = ROOT / "docs"
 SESSIONS: dict[str, tuple[Path, ...]] = {
     "install": (ROOT / "README.md",),
     "quick-start": (DOCS / "quick-start.md",),
+    "first-port": (DOCS / "install.md",),
     "ovs": (
         DOCS / "operating/ovs.md",
         DOCS / "operating/ports.md",

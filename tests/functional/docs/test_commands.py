@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +39,45 @@ def test_the_quick_start(tmp_path: Path) -> None:
     carry_out("quick-start", tmp_path / "log")
     assert links() == before
     assert "netplugin" not in run(["nft", "list", "tables"])
+
+
+#: What stands for systemd: the agent, started and awaited as its unit does.
+SYSTEMCTL = """#!/bin/sh -eu
+pid=/run/agent.pid
+case "$1" in
+    show) exit 1 ;;
+    restart) kill "$(cat $pid)"; while [ -d "/proc/$(cat $pid)" ]; do sleep 0.1; done ;;
+esac
+netplugin-agent --config-file /etc/netplugin/netplugin.conf 2> /run/agent.log &
+echo $! > $pid
+curl -sf -o /dev/null --retry 30 --retry-delay 1 --retry-all-errors \\
+    --unix-socket /run/netplugin/agent.sock http://localhost/readyz
+"""
+
+
+def test_the_first_port(tmp_path: Path, debian_ovs: PrivateOvs) -> None:
+    """As on a host with the package: /etc and /var/lib are this host's, and what is written there is not."""
+    before, written = links(), [Path("/etc"), Path("/var/lib")]
+    (tmp_path / "systemctl").write_text(SYSTEMCTL)
+    (tmp_path / "systemctl").chmod(0o755)
+    for number, directory in enumerate(written):
+        layers = [Path(f"/run/{name}{number}") for name in ("upper", "work")]
+        for layer in layers:
+            layer.mkdir()
+        options = f"lowerdir={directory},upperdir={layers[0]},workdir={layers[1]}"
+        run(["mount", "--no-mtab", "-t", "overlay", "-o", options, "overlay", directory])
+    try:
+        config = Path("/etc/netplugin/netplugin.conf")
+        config.parent.mkdir(mode=0o755)
+        config.write_text((ROOT / "etc/netplugin.conf").read_text())
+        config.chmod(0o600)
+        programs = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        carry_out("first-port", tmp_path / "log", {"PATH": programs})
+        assert config.read_text().count("enabled_backends = linuxbridge,dpdkvhostuser\n") == 1
+        assert debian_ovs.vsctl("list-br") == "" and links() == before
+    finally:
+        for directory in written:
+            run(["umount", "--lazy", directory])
 
 
 def test_opennebula_by_hand(tmp_path: Path) -> None:
