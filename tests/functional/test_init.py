@@ -1,4 +1,4 @@
-"""``netplugin init`` refuses the NIC through which its operator came, or that has the default route."""
+"""``netplugin init`` refuses a NIC below the bridge of the SSH session or of the default route."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import pytest
 
 from tests.lab.processes import CommandError, run
 
-UPLINK, VLAN, ADDRESS = "nic0", "nic0.7", "192.0.2.7"
+UPLINK, BRIDGE, ADDRESS = "nic0", "br0", "192.0.2.7"
 
 
 @pytest.fixture
 def nic() -> Iterator[None]:
     run(["ip", "link", "add", UPLINK, "type", "veth", "peer", "name", "wire0"])
     try:
-        run(["ip", "link", "add", VLAN, "link", UPLINK, "type", "vlan", "id", "7"])
-        run(["ip", "address", "add", f"{ADDRESS}/24", "dev", VLAN])
-        for name in (UPLINK, "wire0", VLAN):
+        run(["ip", "link", "add", BRIDGE, "type", "bridge"])
+        run(["ip", "link", "set", UPLINK, "master", BRIDGE])
+        run(["ip", "address", "add", f"{ADDRESS}/24", "dev", BRIDGE])
+        for name in (UPLINK, "wire0", BRIDGE):
             run(["ip", "link", "set", name, "up"])
         yield
     finally:
-        run(["ip", "link", "delete", UPLINK])
+        for name in (BRIDGE, UPLINK):
+            run(["ip", "link", "delete", name])
 
 
 def init(config: Path, *flags: str, ssh: str = "") -> str:
