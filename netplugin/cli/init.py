@@ -14,7 +14,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from netplugin.api.errors import HostError, InvalidRequest, NetpluginError, reason
 from netplugin.api.physical_models import PhysicalNetworkSpec
@@ -46,15 +45,15 @@ class Init(show.Command):
     """
 
     def add_options(self, parser: ArgumentParser) -> None:
-        more: Any = {"action": "append", "default": []}
-        words = "backend to enable; may be given several times"
-        parser.add_argument("--backend", metavar="NAME", help=words, **more)
         parser.add_argument("--physical-network", metavar="NAME", help="physical network, such as physnet1")
         parser.add_argument("--bridge", metavar="NAME", help="its OVS bridge; default: br-<network>")
-        words = "NIC of the network: a PCI address for OVS-DPDK (several are a bond), an interface for Linux"
-        parser.add_argument("--uplink", metavar="DEVICE", help=f"{words} bridges; default: none", **more)
-        words = "NIC whose virtual functions are for VMs (sriov, vdpa); may be given several times"
-        parser.add_argument("--vf-device", metavar="DEVICE", help=words, **more)
+        for flag, metavar, words in (
+            ("--backend", "NAME", "backend to enable"),
+            ("--uplink", "DEVICE", "NIC of the network: a PCI address for OVS-DPDK, an interface otherwise"),
+            ("--vf-device", "DEVICE", "NIC whose virtual functions are for VMs (sriov, vdpa)"),
+        ):
+            words = f"{words}; may be given several times"
+            parser.add_argument(flag, metavar=metavar, action="append", default=[], help=words)
         words = "also an uplink that carries the default route or an SSH session"
         parser.add_argument("--allow-in-use", action="store_true", help=words)
         words = f"file to write; default: {_CONFIG}"
@@ -191,8 +190,9 @@ def _used(network: NetworkFacts) -> set[str]:
 def _unit() -> str | None:
     """The state of the agent's unit, such as ``active``; None if it is not there."""
     shown = ["systemctl", "show", "--property=LoadState,ActiveState", "netplugin-agent"]
-    with contextlib.suppress(NetpluginError):
+    try:
         text = run(shown, step="init", deadline=time.monotonic() + 5)
-        values = dict(line.partition("=")[::2] for line in text.splitlines())
-        return values.get("ActiveState") if values.get("LoadState") == "loaded" else None
-    return None
+    except NetpluginError:
+        return None
+    found = re.search(r"^ActiveState=(.+)$", text, re.MULTILINE)
+    return found[1] if found and "LoadState=loaded" in text else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from oslo_config import types
 
@@ -26,16 +26,9 @@ _LIST = types.List(item_type=types.String(quotes=True))
 Step = tuple[str, Sequence[str]]
 
 
-class Setting(NamedTuple):
-    """Entries of an option. Those of ``network`` are set once; without a network they are added. A value that
-    is only a ``default`` gives way to what the file has."""
-
-    group: str
-    option: str
-    entries: Sequence[str]
-    flag: str
-    network: str = ""
-    default: bool = False
+#: Group and name of an option, its entries, the flag that sets them, the network that they belong to, and if
+#: they are only a default. Those of a network are set once; without a network they are added.
+Setting = tuple[str, str, Sequence[str], str, str, bool]
 
 
 def refused(flag: str, message: str, fix: str) -> InvalidRequest:
@@ -83,41 +76,49 @@ def check_free(spec: PhysicalNetworkSpec, used: Collection[str]) -> None:
 
 def settings(backends: Sequence[str], name: str, spec: PhysicalNetworkSpec) -> Iterator[Setting]:
     """The options that these flags set."""
-    yield Setting("agent", "enabled_backends", backends, "--backend")
+    yield "agent", "enabled_backends", backends, "--backend", "", False
     if spec.ovs:
         bridge, devices = f"{name}:{bridge_of(name, spec)}", [f"{name}:{each}" for each in spec.ovs.devices]
-        yield Setting("ovs", "bridge_mappings", [bridge], "--bridge", name, spec.bridge is None)
-        yield Setting("ovs", "uplinks", devices, "--uplink", name, not devices)
+        yield "ovs", "bridge_mappings", [bridge], "--bridge", name, spec.bridge is None
+        yield "ovs", "uplinks", devices, "--uplink", name, not devices
     if spec.linuxbridge:
         entry = f"{name}:{spec.linuxbridge.interface or ''}"
-        yield Setting("linuxbridge", "physical_interfaces", [entry], "--uplink", name, entry.endswith(":"))
+        yield "linuxbridge", "physical_interfaces", [entry], "--uplink", name, entry.endswith(":")
     if spec.sriov:
-        devices = [f"{name}:{each}" for each in spec.sriov.devices]
-        yield Setting("sriov", "devices", devices, "--vf-device", name)
+        yield (
+            "sriov",
+            "devices",
+            [f"{name}:{each}" for each in spec.sriov.devices],
+            "--vf-device",
+            name,
+            False,
+        )
 
 
 def edited(text: str, changes: Iterable[Setting]) -> str:
     """The file with these options; its other lines stay. Raises: InvalidRequest naming the flag."""
-    for change in changes:
-        start, end, value = _place(text, change.group, change.option)
+    for group, option, entries, flag, network, is_default in changes:
+        start, end, value = _place(text, group, option)
         try:
             found = _LIST(value)
         except ValueError as wrong:
-            where = f"[{change.group}] {change.option} of the file cannot be read: {wrong}"
+            where = f"[{group}] {option} of the file cannot be read: {wrong}"
             raise refused("--config-file", where, "correct the file") from None
-        merged = _merged(found, change)
-        if merged != found:
-            # As [ovs] uplinks says: entries with commas in double quotes, and then the whole in single ones.
-            value = ",".join(f'"{entry}"' if "," in entry else entry for entry in merged)
-            line = f"{change.option} = {_quoted(value)}\n"
-            head = f"\n[{change.group}]\n" if start is None else ""
-            before = text if start is None else text[:start]
-            text = before + ("\n" if before and before[-1] != "\n" else "") + head + line + text[end:]
+        new = [entry for entry in entries if entry not in found]
+        of_network = [e for e in found if network and e.partition(":")[0].strip() == network]
+        if not new or (of_network and is_default):
+            continue
+        if of_network:
+            has = f"{','.join(new)}: the file has [{group}] {option} = {','.join(of_network)}"
+            raise refused(flag, has, "delete the ports there, and change the file by hand")
+        # As [ovs] uplinks says: entries with commas in double quotes, and then the whole in single ones.
+        value = ",".join(f'"{entry}"' if "," in entry else entry for entry in (*found, *new))
+        line = f"{option} = '{value}'\n" if '"' in value else f"{option} = {value}\n"
+        before = text if start is None else text[:start]
+        between = "" if before.endswith("\n") or not before else "\n"
+        head = f"\n[{group}]\n" if start is None else ""
+        text = before + between + head + line + text[end:]
     return text
-
-
-def _quoted(value: str) -> str:
-    return f"'{value}'" if '"' in value else value
 
 
 def _place(text: str, group: str, option: str) -> tuple[int | None, int, str]:
@@ -139,17 +140,6 @@ def _place(text: str, group: str, option: str) -> tuple[int | None, int, str]:
         if best:
             return best
     return None, len(text), ""
-
-
-def _merged(found: list[str], change: Setting) -> list[str]:
-    of_network = [e for e in found if change.network and e.partition(":")[0].strip() == change.network]
-    if not of_network:
-        return [*found, *(entry for entry in change.entries if entry not in found)]
-    if change.default or set(of_network) == set(change.entries):
-        return found
-    has = f"the file has [{change.group}] {change.option} = {','.join(of_network)}"
-    fix = "delete the ports there, and change the file by hand"
-    raise refused(change.flag, f"{','.join(change.entries)}: {has}", fix)
 
 
 def missing(

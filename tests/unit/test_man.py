@@ -12,7 +12,9 @@ from netplugin import docgen, options
 from tests.docs.blocks import ROOT
 from tools.dist import man
 
+#: What bash-completion has, in short.
 COMPLETE = """
+_get_comp_words_by_ref() { words=("${COMP_WORDS[@]}"); cur=${words[-1]}; prev=${words[-2]}; }
 . "$0"
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _netplugin; echo "${COMPREPLY[@]}"
 """
@@ -62,16 +64,18 @@ def test_groff_has_no_warning(share: Path, page: str) -> None:
     ("line", "found"),
     [
         ("netplugin por", "port"),
-        ("netplugin host verify ", "compare effect"),
+        ("netplugin fleet ro", "roll"),
         ("netplugin port put --vhost", "--vhost-user-socket"),
-        ("netplugin port put nic1 --network-type ", "flat vlan vxlan"),
-        ("netplugin port put nic1 --spec ", ""),
+        ("netplugin init --conf", "--config-file"),
+        ("netplugin init --config-file /etc/host.con", "/etc/host.conf"),
+        ("netplugin host v", "verify"),
     ],
 )
 def test_bash_completes(share: Path, line: str, found: str) -> None:
     script = str(share / "bash-completion/completions/netplugin")
-    command = ["bash", "-uc", COMPLETE, script, *line.split(" ")]
+    command = ["bash", "-c", COMPLETE, script, *line.split(" ")]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == f"{found}\n"
+    assert Path(script).read_text().endswith("complete -F _netplugin netplugin\n")
 
 
 def test_the_labels_are_those_of_the_default_directory() -> None:

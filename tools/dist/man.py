@@ -12,16 +12,18 @@ import textwrap
 import time
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
 
 from agents.main import parser as agent_parser
 from netplugin import docgen
 from netplugin.cli.main import Netplugin
+from netplugin.cli.main import main as run_command
 
 #: The groups of a command's own arguments; others are those of cliff's output, the same in each command.
 _OWN = ("positional arguments", "options")
-_BASH = Path(__file__).with_name("completion.bash")
 _CONF = """\
 .SH DESCRIPTION
 /etc/netplugin/netplugin.conf has sections, and lines of the form option = value. A list is a,b and a dict
@@ -50,13 +52,6 @@ def page(name: str, section: int, summary: str, body: Iterable[str]) -> str:
     return f"{head}\n.SH NAME\n{name} \\- {summary}\n" + "".join(body)
 
 
-def about(parser: ArgumentParser) -> Iterator[str]:
-    """The sections that a program has."""
-    yield f".SH SYNOPSIS\n{roff(parser.format_usage().removeprefix('usage: '))}\n"
-    yield f".SH DESCRIPTION\n{roff(parser.description)}\n.SH OPTIONS\n"
-    yield from items(parser, own=True)
-
-
 def items(parser: ArgumentParser, own: bool) -> Iterator[str]:
     """The arguments of the command itself, or those of its output."""
     formatter = parser._get_formatter()
@@ -65,6 +60,12 @@ def items(parser: ArgumentParser, own: bool) -> Iterator[str]:
             if action.help != SUPPRESS and action.dest != "help":
                 called, words = formatter._format_action_invocation(action), formatter._expand_help(action)
                 yield f".TP\n\\fB{roff(called)}\\fR\n{roff(words)}\n"
+
+
+def about(parser: ArgumentParser) -> Iterator[str]:
+    yield f".SH SYNOPSIS\n{roff(parser.format_usage().removeprefix('usage: '))}\n"
+    yield f".SH DESCRIPTION\n{roff(parser.description)}\n.SH OPTIONS\n"
+    yield from items(parser, own=True)
 
 
 def client(commands: Mapping[str, ArgumentParser]) -> Iterator[str]:
@@ -89,16 +90,11 @@ def options() -> Iterator[str]:
             yield f".TP\n\\fB{option.dest}\\fR ({roff(kind)})\n{roff(option.help)}\n"
 
 
-def completion(commands: Mapping[str, ArgumentParser]) -> str:
-    words: dict[str, str] = {}
-    for name, parser in commands.items():
-        actions = [action for action in parser._actions if name and action.option_strings]
-        words[name] = " ".join(max(action.option_strings, key=len) for action in actions)
-        for action in actions:
-            choices = " ".join(map(str, action.choices or ()))
-            words |= {f"{name} {option}": choices for option in action.option_strings}
-    lines = "\n".join(f'        ["{name}"]="{its}"' for name, its in words.items() if its)
-    return _BASH.read_text().replace("@WORDS@", lines)
+def completion() -> str:
+    """That of cliff, without names of three words, which it takes for one of two."""
+    with redirect_stdout(StringIO()) as printed:
+        run_command(["complete"])
+    return re.sub(r" [a-z]+_[a-z_]+(?=[ '])", "", printed.getvalue())
 
 
 def main() -> None:
@@ -107,7 +103,7 @@ def main() -> None:
         "man/man1/netplugin.1": page("netplugin", 1, "plug NICs into virtual machines", client(commands)),
         "man/man5/netplugin.conf.5": page("netplugin.conf", 5, "options of the netplugin agent", options()),
         "man/man8/netplugin-agent.8": page("netplugin-agent", 8, "give VMs their NICs", about(agent)),
-        "bash-completion/completions/netplugin": completion(commands),
+        "bash-completion/completions/netplugin": completion(),
     }
     for name, text in files.items():
         (share / name).parent.mkdir(parents=True, exist_ok=True)
