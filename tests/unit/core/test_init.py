@@ -305,6 +305,29 @@ def test_the_agent_checks_the_new_file(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
+    ("shown", "command"),
+    [
+        ("LoadState=loaded\nActiveState=inactive\n", "systemctl enable --now netplugin-agent"),
+        ("LoadState=loaded\nActiveState=active\n", "systemctl restart netplugin-agent"),
+        ("LoadState=not-found\nActiveState=inactive\n", "netplugin-agent --config-file "),
+    ],
+)
+def test_what_starts_the_agent(
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    shown: str,
+    command: str,
+) -> None:
+    monkeypatch.setattr(init, "run", lambda *args, **given: shown)
+    run = Run(capsys)
+    assert run(f"{FLAGS} --config-file {config}") == 0
+    assert f"\n   {command}" in run.out
+    assert run(f"{FLAGS} --config-file {config}") == 0
+    assert (command in run.out) is ("restart" not in command)
+
+
+@pytest.mark.parametrize(
     ("answers", "options"),
     [
         ("\n\n\n\n", {"agent": ["linuxbridge"], "linuxbridge": ["physnet1:"]}),
