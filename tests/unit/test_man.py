@@ -20,14 +20,25 @@ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _netplugin; echo "${COMPREPLY[@]}"
 """
 
 
-@pytest.fixture(scope="module")
-def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("man")
+def made(root: Path, columns: int) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOURCE_DATE_EPOCH", "86400")
+        patch.setenv("COLUMNS", str(columns))
         patch.setattr("sys.argv", ["man", str(root)])
         man.main()
     return root / "usr/share"
+
+
+@pytest.fixture(scope="module")
+def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("man"), 80)
+
+
+def test_the_same_commit_gives_the_same_bytes(share: Path, tmp_path: Path) -> None:
+    again = made(tmp_path, 40)
+    files = [path for path in share.rglob("*") if path.is_file()]
+    assert len(files) == 4
+    assert all(path.read_bytes() == (again / path.relative_to(share)).read_bytes() for path in files)
 
 
 def text(page: Path) -> str:

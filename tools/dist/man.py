@@ -41,7 +41,8 @@ def parsers() -> dict[str, ArgumentParser]:
 
 def roff(text: str | None) -> str:
     """A text as roff has it, with what is in backticks in bold."""
-    text = "\n".join(textwrap.wrap(text or "", 75, break_long_words=False, break_on_hyphens=False))
+    words = " ".join((text or "").split())  # argparse wraps by the width of the terminal
+    text = "\n".join(textwrap.wrap(words, 75, break_long_words=False, break_on_hyphens=False))
     text = re.sub(r"^([.'])", r"\\&\1", text.replace("\\", "\\e").replace("-", "\\-"), flags=re.MULTILINE)
     return re.sub(r"`([^`]+)`", r"\\fB\1\\fR", text)
 
