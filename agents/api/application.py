@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from agents.api.bodies import JsonRoute
 from agents.api.problems import HANDLERS
 from agents.off_loop import OffLoop
-from netplugin.api.errors import Problem
+from netplugin.api.problem import Problem
 
 
 class Application(FastAPI):

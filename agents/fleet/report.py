@@ -8,8 +8,9 @@ from agents.fleet.carry import current_spec
 from agents.fleet.plan import Held
 from agents.store.fleet import Known
 from agents.store.store import Store
-from netplugin.api.errors import NetpluginError, Problem
+from netplugin.api.errors import NetpluginError
 from netplugin.api.models import PortState
+from netplugin.api.problem import Problem
 from netplugin.fleet.names import PORTS, Ref
 from netplugin.fleet.values import Fault, digest_of
 

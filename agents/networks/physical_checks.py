@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from agents.store.port_table import Record
-from netplugin.api.errors import Conflict, FieldError, InvalidRequest, Unsupported, some
+from netplugin.api.errors import Conflict, InvalidRequest, Unsupported, some
 from netplugin.api.physical_models import KEPT_PARTS, UPLINK_MTU, PhysicalNetworkSpec
+from netplugin.api.problem import FieldError
 from netplugin.backend import Observation
 from netplugin.host.physical_networks import completed
 from netplugin.optional import UsesPhysicalNetworks

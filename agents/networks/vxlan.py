@@ -10,8 +10,9 @@ from agents.ports.reconciler import NetworkOutcome
 from agents.store.store import Store
 from agents.worker import BackendWorker
 from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
-from netplugin.api.errors import Conflict, FieldError, NotFound
+from netplugin.api.errors import Conflict, NotFound
 from netplugin.api.models import NetworkInfo, NetworkSpec
+from netplugin.api.problem import FieldError
 from netplugin.backend import Overlay
 from netplugin.fleet.names import Kind
 

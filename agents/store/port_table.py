@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from agents.store.event_log import REMOVED, NewEvent
 from agents.store.set_aside import Row
-from netplugin.api.errors import Problem
 from netplugin.api.event_models import EventKind
 from netplugin.api.migration import Migration
 from netplugin.api.models import PortSpec, PortState
+from netplugin.api.problem import Problem
 from netplugin.backend import Claim, Intent
 from netplugin.host.names import name_digits
 

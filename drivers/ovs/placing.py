@@ -22,12 +22,12 @@ from netplugin.api.errors import (
     BackendUnavailable,
     CapacityExhausted,
     Conflict,
-    FieldError,
     InvalidRequest,
     NetpluginError,
     Unsupported,
 )
 from netplugin.api.models import PortSpec
+from netplugin.api.problem import FieldError
 from netplugin.backend import Intent, Overlay
 from netplugin.host.names import MAX_SOCKET_PATH, fits_socket
 from netplugin.host.ovs import OvsSettings

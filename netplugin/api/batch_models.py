@@ -8,10 +8,11 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from netplugin.api.conditions import Condition
-from netplugin.api.errors import Conflict, InvalidRequest, Problem
+from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.fields import Flag, Name, PortId, Value, VlanId, at_most
 from netplugin.api.models import Port, PortSpec, PortState
 from netplugin.api.page_models import Page
+from netplugin.api.problem import Problem
 
 
 class PortFilter(Page):

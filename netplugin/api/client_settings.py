@@ -6,8 +6,6 @@ import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
-
 from netplugin.api.errors import InvalidRequest, reason
 
 DEFAULT_URL = "unix:/run/netplugin/agent.sock"
@@ -28,10 +26,16 @@ def checked_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port, httpx.URL(url)
-    except (ValueError, httpx.InvalidURL):
+        _ = parts.port
+    except ValueError:
         raise invalid(f"{url!r} is not a URL", fix) from None
-    if not usable or parts.query or parts.fragment or parts.username is not None:
+    if (
+        not (usable and url.isascii() and url.isprintable())
+        or " " in url
+        or parts.query
+        or parts.fragment
+        or parts.username is not None
+    ):
         raise invalid(f"{url!r} is not the URL of an agent", fix)
     return url.rstrip("/")
 

@@ -3,35 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict
-
-
-class FieldError(BaseModel):
-    """An error in one field of a request; ``field`` is its path, with dots between the names."""
-
-    model_config = ConfigDict(frozen=True)
-
-    field: str
-    message: str
-
-
-class Problem(BaseModel):
-    """An error as ``application/problem+json`` (RFC 9457), in responses and in stored ports."""
-
-    model_config = ConfigDict(frozen=True)
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    step: str
-    retryable: bool
-    port_id: str | None = None
-    fix: str | None = None
-    errors: tuple[FieldError, ...] = ()
+if TYPE_CHECKING:
+    from netplugin.api.problem import FieldError, Problem
 
 
 class NetpluginError(Exception):
@@ -62,6 +37,8 @@ class NetpluginError(Exception):
     @classmethod
     def of_field(cls, field: str, message: str, *, step: str = "validate", fix: str | None = None) -> Self:
         """The error for one field of a request; ``field`` is its path."""
+        from netplugin.api.problem import FieldError
+
         errors = [FieldError(field=field, message=message)]
         return cls(f"{field[:80]}: {message}", step=step, fix=fix, errors=errors)
 
@@ -74,6 +51,8 @@ class NetpluginError(Exception):
         return type(self)(self.detail, step=self.step, fix=self.fix, port_id=port_id, errors=self.errors)
 
     def problem(self) -> Problem:
+        from netplugin.api.problem import Problem
+
         return Problem(
             type=f"urn:netplugin:error:{self.code}",
             title=self.title,

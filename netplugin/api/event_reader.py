@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import httpx
-
-from netplugin.api.errors import NetpluginError, NotFound
+from netplugin.api.connection import Connection
+from netplugin.api.errors import NotFound
 from netplugin.api.event_models import Event, EventFilter
 
 
@@ -17,33 +16,16 @@ class EventReader:
     after ``last`` are not stored any more.
     """
 
-    def __init__(
-        self,
-        http: httpx.Client,
-        event_filter: EventFilter,
-        refused: Callable[[httpx.Response], NetpluginError],
-        unreached: Callable[[httpx.HTTPError], NetpluginError],
-    ) -> None:
-        self._http = http
+    def __init__(self, connection: Connection, event_filter: EventFilter) -> None:
+        self._connection = connection
         self._filter = event_filter
-        self._refused = refused
-        self._unreached = unreached
         self.last = event_filter.after
 
     def __iter__(self) -> Iterator[Event]:
+        """The agent tells at once after which event it begins: then ``last`` is no longer None."""
         query = self._filter.model_dump(mode="json", exclude_none=True)
-        try:
-            with self._http.stream("GET", "/v1/events", params=query) as answer:
-                if not answer.is_success:
-                    answer.read()
-                    raise self._refused(answer)
-                yield from self._read(_lines(answer))
-        except httpx.HTTPError as failed:
-            raise self._unreached(failed) from failed
-
-    def _read(self, lines: Iterator[str]) -> Iterator[Event]:
         number, kind = self.last, ""
-        for line in lines:
+        for line in self._connection.stream("/v1/events", query):
             name, _, value = line.partition(": ")
             if not line:
                 self.last, kind = number, ""
@@ -60,11 +42,3 @@ class EventReader:
             elif name == "data":
                 self.last = number
                 yield Event.model_validate_json(value)
-
-
-def _lines(answer: httpx.Response) -> Iterator[str]:
-    """The lines of a response as they come; only a newline ends one."""
-    rest = b""
-    for part in answer.iter_bytes():
-        *whole, rest = (rest + part).split(b"\n")
-        yield from (line.decode() for line in whole)

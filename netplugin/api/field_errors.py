@@ -10,8 +10,9 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from netplugin.api.errors import FieldError, InvalidRequest
+from netplugin.api.errors import InvalidRequest
 from netplugin.api.fields import PATTERN_WORDS
+from netplugin.api.problem import FieldError
 
 _M = TypeVar("_M", bound=BaseModel)
 #: Maximum number of reported errors; a body of a megabyte could have a million.

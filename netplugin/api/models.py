@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from netplugin.api.errors import Problem
 from netplugin.api.fields import (
     DeviceName,
     Flag,
@@ -31,6 +30,7 @@ from netplugin.api.fields import (
     in_order,
 )
 from netplugin.api.migration import Migration
+from netplugin.api.problem import Problem
 
 
 class Network(Value):

@@ -14,9 +14,9 @@ from pydantic import (
     model_validator,
 )
 
-from netplugin.api.errors import FieldError, Problem
 from netplugin.api.fields import DeviceName, Flag, Value, at_most, worded
 from netplugin.api.models import Finding
+from netplugin.api.problem import FieldError, Problem
 
 #: The most devices of a network. OVS and the kernel have no limit.
 _MOST = 32

@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from pydantic import BaseModel, model_validator
 
-from netplugin.api.errors import Problem
 from netplugin.api.fields import DeviceName, Flag, Mac, Name, PortId, Value
 from netplugin.api.models import Network, PortSecurity, PortSpec, PortState
+from netplugin.api.problem import Problem
 
 
 class ServicePortSpec(Value):

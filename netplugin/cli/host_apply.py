@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from netplugin.api.client import Client, nobody_listens
+from netplugin.api.client import Client
+from netplugin.api.connection import nobody_listens
 from netplugin.api.errors import BackendUnavailable, InvalidRequest
 from netplugin.cli.host_tuning import (
     add_intent,

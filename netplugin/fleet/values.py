@@ -10,11 +10,12 @@ from typing import Annotated, Generic, Self, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from netplugin.api.conditions import digest
-from netplugin.api.errors import InvalidRequest, Problem
+from netplugin.api.errors import InvalidRequest
 from netplugin.api.field_errors import invalid
 from netplugin.api.fields import Flag, Value
 from netplugin.api.models import NetworkSpec, PortSpec
 from netplugin.api.physical_models import PhysicalNetworkSpec
+from netplugin.api.problem import Problem
 from netplugin.api.service_models import ServicePortSpec
 from netplugin.fleet.names import Kind, Ref
 

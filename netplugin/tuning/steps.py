@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Final, TypeVar
 
-from netplugin.api.errors import FieldError, HostError, InvalidRequest
+from netplugin.api.errors import HostError, InvalidRequest
+from netplugin.api.problem import FieldError
 from netplugin.tuning.root import Fact, Unknown
 
 T = TypeVar("T")

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Collection
 from contextlib import suppress
 
-from netplugin.api.errors import HostError, Problem
+from netplugin.api.errors import HostError
+from netplugin.api.problem import Problem
 from netplugin.fleet import values
 from netplugin.fleet.etcd import Etcd
 from netplugin.fleet.names import Ref

@@ -16,9 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from netplugin.api.errors import BackendUnavailable, FieldError, InvalidRequest, NetpluginError, NotFound
+from netplugin.api.errors import BackendUnavailable, InvalidRequest, NetpluginError, NotFound
 from netplugin.api.models import Binding, Port, PortSpec, PortState
 from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec
+from netplugin.api.problem import FieldError
 from netplugin.api.service_models import ServicePort, ServicePortSpec
 
 Json = Any
