@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import NoReturn
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """A clause with the closest of these names, to be added to a sentence; empty if none is close."""
+    from difflib import get_close_matches  # only who has made a mistake waits for it
+
     close = get_close_matches(name, sorted(names), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -185,10 +185,7 @@ class Connection:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 
@@ -235,12 +232,14 @@ class Connection:
 
     def stream(self, path: str, parameters: Mapping[str, Any]) -> Iterator[str]:
         """The lines of an answer as they come, on a connection of its own; only a newline ends one."""
-        made, patience, connected = self._made(), max(_SILENCE_S, self.timeout_s), False
+        made, patience, connected = self._made(), self.timeout_s, False
         try:
             self._connect(made, patience)
             connected = True
             made.request("GET", self._target(path, parameters), headers=self._headers)
             got = made.getresponse()
+            patience = max(patience, _SILENCE_S)
+            made.sock.settimeout(patience)
             if got.status != 200:
                 raise self._answer(f"GET {self._base}{path}", got).error()
             while line := got.readline():

@@ -6,14 +6,12 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 
-from cliff.show import ShowOne
-
 from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.field_errors import valid
 from netplugin.api.models import Finding
 from netplugin.cli import show
 from netplugin.cli.show import FindingLister
-from netplugin.tuning.guest.plan import GuestPlan, guest_text, plan_guest
+from netplugin.tuning.guest.plan import guest_text, plan_guest
 from netplugin.tuning.guest.playbook import guest_playbook
 from netplugin.tuning.guest.settings import GuestOptions
 from netplugin.tuning.output.text import as_json
@@ -21,7 +19,7 @@ from netplugin.tuning.output.text import as_json
 # -- The commands ``netplugin domain render|check``. ----------------------------------------------
 
 
-class DomainRender(show.Base, ShowOne):
+class DomainRender(show.Asks, show.ShowOne):
     """Complete a libvirt domain with the VM's interfaces.
 
     The elements that the interfaces require, such as shared memory, are added too.
@@ -48,7 +46,7 @@ class DomainRender(show.Base, ShowOne):
         return ("xml",), (self.agent.render_domain(parsed_args.vm_id, xml, policy).xml,)
 
 
-class DomainCheck(FindingLister):
+class DomainCheck(show.Asks, FindingLister):
     """Check a libvirt domain of a VM and list the findings.
 
     Exit status 1 if a check fails.
@@ -72,7 +70,7 @@ def _add_xml(parser: ArgumentParser) -> None:
 # -- The command ``netplugin guest plan``; it contacts neither the agent nor the guest. -----------
 
 
-class GuestPlanPrint(show.Command):
+class GuestPlan(show.Command):
     """Print recommended DPDK settings for the guest of a domain.
 
     As text, JSON or an Ansible playbook.
@@ -94,8 +92,8 @@ class GuestPlanPrint(show.Command):
         self.app.stdout.write(_FORMS[parsed_args.format](plan))
 
 
-def _json(plan: GuestPlan) -> str:
-    return json.dumps(as_json(plan), indent=2) + "\n"
-
-
-_FORMS = {"text": guest_text, "json": _json, "ansible": guest_playbook}
+_FORMS = {
+    "text": guest_text,
+    "json": lambda plan: json.dumps(as_json(plan), indent=2) + "\n",
+    "ansible": guest_playbook,
+}

@@ -9,7 +9,7 @@ from netplugin.api.client import Client
 from netplugin.api.errors import BackendUnavailable, OperationTimeout
 from netplugin.api.event_models import Event, EventFilter, EventKind
 from netplugin.api.field_errors import valid
-from netplugin.cli.show import Command, add_form, seconds, whole
+from netplugin.cli.show import READ_S, Command, add_form, seconds, whole
 
 #: Seconds between attempts to reach an agent that has ended.
 _AGAIN_S = 1.0
@@ -60,7 +60,7 @@ class Events(Command):
             if deadline is not None:
                 left = max(0.001, deadline - time.monotonic())
                 event_filter = event_filter.model_copy(update={"seconds": left})
-            with Client.from_environment() as client:
+            with Client.from_environment(timeout_s=READ_S) as client:
                 events = client.events(event_filter)
                 try:
                     for event in events:

@@ -11,15 +11,8 @@ from pathlib import Path
 from netplugin.api.client import Client
 from netplugin.api.connection import nobody_listens
 from netplugin.api.errors import BackendUnavailable, InvalidRequest
-from netplugin.cli.host_tuning import (
-    add_intent,
-    add_root,
-    intent_of,
-    ovs_sockets,
-    read_machine,
-    required,
-)
-from netplugin.cli.show import Command, add_form
+from netplugin.cli.host_tuning import add_intent, add_root, intent_of, ovs_sockets, read_machine, required
+from netplugin.cli.show import READ_S, Command, add_form
 from netplugin.tuning.applying.accessor import WritableRoot
 from netplugin.tuning.applying.apply import (
     BAD,
@@ -134,7 +127,7 @@ def ports_with_vfs(note: Callable[[str], None]) -> Mapping[str, str]:
     If no agent is running, there are none, and ``note`` is called.
     """
     try:
-        with Client.from_environment() as client:
+        with Client.from_environment(timeout_s=READ_S) as client:
             return {vf.pci_address: vf.port_id for vf in client.list_vfs() if vf.port_id}
     except BackendUnavailable as absent:
         if not nobody_listens(absent):

@@ -140,10 +140,11 @@ def add_root(parser: ArgumentParser) -> None:
 
 def read_machine(parsed_args: Namespace) -> tuple[Facts, Live]:
     """The facts of the machine at ``--root``; OVS and libvirt are queried only on this machine."""
-    facts = read_facts(Root(parsed_args.root))
-    if parsed_args.root != Path("/"):
-        return facts, Live()
-    return facts, read_live(ovs_sockets(parsed_args), libvirt_uri(parsed_args))
+    with show.progress("reading this machine"):
+        facts = read_facts(Root(parsed_args.root))
+        if parsed_args.root != Path("/"):
+            return facts, Live()
+        return facts, read_live(ovs_sockets(parsed_args), libvirt_uri(parsed_args))
 
 
 def libvirt_uri(parsed_args: Namespace) -> str:

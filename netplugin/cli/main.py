@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any, TextIO
 
@@ -15,7 +16,7 @@ from cliff.command import Command
 from cliff.commandmanager import CommandManager
 
 from netplugin.calls import as_commands
-from netplugin.host.safe_files import keep_to_owner
+from netplugin.cli import commands
 from netplugin.spelling import did_you_mean
 
 _DESCRIPTION = (
@@ -25,6 +26,17 @@ _DESCRIPTION = (
     "NETPLUGIN_CERT and NETPLUGIN_KEY (TLS)."
 )
 
+
+#: Bits of a mode with which others could write to files that are made here.
+_WRITABLE = 0o022
+#: The exit status that a shell has for a program that SIGPIPE ended.
+_SIGPIPE_EXIT = 141
+#: Files are in UTF-8 in any locale; what a terminal of another one cannot show is escaped.
+_STREAMS = {
+    "stdin": {"encoding": "utf-8"},
+    "stdout": {"errors": "backslashreplace"},
+    "stderr": {"errors": "backslashreplace"},
+}
 
 #: Control characters but newline and tab, and those that reverse the direction of text: as escapes
 #: that are also JSON's.
@@ -49,15 +61,26 @@ class Visible:
 
 
 class Commands(CommandManager):
-    """The commands by name, imported when one is run: cliff imports them all, at each start."""
+    """The commands by name, imported when one is run: cliff imports them all, at each start.
+
+    Those of other distributions are looked for if a command is none of our own, and for the help.
+    """
 
     def load_commands(self, namespace: str) -> None:
         self.group_list.append(namespace)
-        for entry in importlib.metadata.entry_points(group=namespace):
-            self.commands[entry.name.replace("_", " ")] = entry
+        self.commands.update(commands.own())
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for entry in importlib.metadata.entry_points(group=commands.GROUP):
+            self.commands.setdefault(entry.name.replace("_", " "), entry)
+        return super().__iter__()
 
     def find_command(self, argv: list[str]) -> tuple[type[Command], str, list[str]]:
         """As cliff's. Raises: ValueError, which says what was meant."""
+        try:
+            return super().find_command(argv)
+        except ValueError:
+            iter(self)
         try:
             return super().find_command(argv)
         except ValueError:
@@ -73,6 +96,14 @@ class Commands(CommandManager):
         name = " ".join(words)
         meant = did_you_mean(name, self.commands) or "; netplugin --help lists the commands"
         return f"there is no command {name}{meant}"
+
+
+class _Version(argparse.Action):
+    """Reads the version when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(parser.prog, importlib.metadata.version("netplugin"))
+        parser.exit()
 
 
 class _Console(logging.Formatter):
@@ -92,30 +123,20 @@ class Netplugin(App):
 
     def __init__(self) -> None:
         # Deferred, so that `netplugin port put --help` is the help of that command.
-        super().__init__(
-            _DESCRIPTION,
-            importlib.metadata.version("netplugin"),
-            Commands("netplugin.cli"),
-            deferred_help=True,
-        )
+        super().__init__(_DESCRIPTION, None, Commands("netplugin.cli"), deferred_help=True)
         self.stdout, self.stderr = Visible(self.stdout), Visible(self.stderr)
         root = logging.getLogger()
         self._before = list(root.handlers), root.level
 
     def build_option_parser(
-        self,
-        description: str | None,
-        version: str | None,
-        argparse_kwargs: dict[str, Any] | None = None,
+        self, description: str | None, version: str | None, argparse_kwargs: dict[str, Any] | None = None
     ) -> argparse.ArgumentParser:
         # With abbreviations, an application option would match command options with the same
         # prefix.
         options = {"allow_abbrev": False, "prog": self.NAME, "conflict_handler": "resolve"}
         parser = super().build_option_parser(description, version, options)
         # cliff's own has the name of the file that was started.
-        parser.add_argument(
-            "--version", action="version", version=f"%(prog)s {version}", help="Show the version and exit."
-        )
+        parser.add_argument("--version", action=_Version, nargs=0, help="Show the version and exit.")
         return parser
 
     def get_fuzzy_matches(self, cmd: str) -> list[str]:
@@ -124,8 +145,6 @@ class Netplugin(App):
     def configure_logging(self) -> None:
         super().configure_logging()
         logging.getLogger().handlers[-1].setFormatter(_Console(self.CONSOLE_MESSAGE_FORMAT))
-        if self.options.verbose_level < 1:
-            logging.getLogger("httpx").setLevel(logging.WARNING)
 
     def initialize_app(self, argv: list[str]) -> None:
         if not argv:  # no interactive mode: a script without a command must not hang
@@ -142,10 +161,19 @@ class Netplugin(App):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    keep_to_owner()
+    os.umask(os.umask(_WRITABLE) | _WRITABLE)  # whatever umask it was started with
+    for stream, how in _STREAMS.items():
+        if reconfigure := getattr(getattr(sys, stream), "reconfigure", None):
+            reconfigure(**how)
     app = Netplugin()
     try:
-        return app.run(list(sys.argv[1:] if argv is None else argv))
+        status = app.run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Python would flush it once more at its end, and report that.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _SIGPIPE_EXIT
     finally:
         app.close()
 

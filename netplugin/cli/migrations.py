@@ -13,7 +13,7 @@ from netplugin.cli.ports import read_spec
 from netplugin.cli.show import FindingLister
 
 
-class PortMigrate(show.ShowOne):
+class PortMigrate(show.Changes, show.ShowOne):
     """Carry out one step of a port's live migration.
 
     On the host that the VM leaves or comes to. `prepare` needs --spec. Prints nothing if the port is gone.
@@ -41,7 +41,7 @@ class PortMigrate(show.ShowOne):
         return show.fields(port) if port else ((), ())
 
 
-class PortMigrateCheck(FindingLister):
+class PortMigrateCheck(show.Asks, FindingLister):
     """Check whether a port can migrate to this host.
 
     Compares it with the port that this host would have. Exit status 1 if a check fails.

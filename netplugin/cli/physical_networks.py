@@ -1,4 +1,4 @@
-"""The commands ``netplugin physical-network list|show|put|delete``."""
+"""The commands ``netplugin physical-network put|delete``."""
 
 from __future__ import annotations
 
@@ -6,35 +6,11 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from netplugin.api.field_errors import valid
-from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec
+from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.cli import show
 
-_COLUMNS = ("name", "origin", "bridge", "mtu", "keep", "devices", "ports", "findings")
 
-
-class PhysicalNetworkList(show.TableLister):
-    """List the physical networks of this host.
-
-    Those of the agent's configuration, and those that were put.
-    """
-
-    empty = "no physical network: `netplugin physical-network put` creates one"
-
-    def take_action(self, parsed_args: Namespace) -> show.Listed:
-        return _COLUMNS, [_row(network) for network in self.agent.list_physical_networks()]
-
-
-class PhysicalNetworkShow(show.ShowOne):
-    """Show a physical network and what is wrong with it."""
-
-    def add_options(self, parser: ArgumentParser) -> None:
-        _add_name(parser)
-
-    def take_action(self, parsed_args: Namespace) -> show.Shown:
-        return show.fields(self.agent.get_physical_network(parsed_args.name))
-
-
-class PhysicalNetworkPut(show.ShowOne):
+class PhysicalNetworkPut(show.Changes, show.ShowOne):
     """Create or change a physical network.
 
     For the backends whose options are given. The bridge, its devices and an interface cannot change while
@@ -80,7 +56,7 @@ class PhysicalNetworkPut(show.ShowOne):
         return show.fields(self.agent.put_physical_network(parsed_args.name, _spec(parsed_args)))
 
 
-class PhysicalNetworkDelete(show.Command):
+class PhysicalNetworkDelete(show.Changes, show.Command):
     """Delete a physical network without ports.
 
     No error if it does not exist.
@@ -108,15 +84,3 @@ def _spec(options: Namespace) -> PhysicalNetworkSpec:
     if options.sriov_device:
         spec["sriov"] = {"devices": options.sriov_device}
     return valid(PhysicalNetworkSpec, spec)
-
-
-def _row(network: PhysicalNetworkInfo) -> show.Row:
-    devices = [
-        *(network.ovs.devices if network.ovs else ()),
-        *((network.linuxbridge.interface,) if network.linuxbridge and network.linuxbridge.interface else ()),
-        *(network.sriov.devices if network.sriov else ()),
-    ]
-    findings = [finding.found for finding in network.findings]
-    shown = {"devices": show.Structure(devices), "findings": show.Structure(findings)}
-    values = {**dict(network), **shown}
-    return tuple(values[name] for name in _COLUMNS)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cliff.columns import FormattableColumn
 
-from netplugin.api.field_errors import valid
-from netplugin.api.pmd_models import PmdInterval, PmdProposal, PmdRequest, PmdState
 from netplugin.cli import show
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 Values = dict[str, Any]
 
 
-class PmdShow(show.ShowOne):
+class PmdShow(show.Asks, show.ShowOne):
     """Show the PMD threads of OVS with their load and queues.
 
     Or propose an assignment of queues.
@@ -31,13 +32,14 @@ class PmdShow(show.ShowOne):
         parser.add_argument("--propose", action="store_true", help="show a better assignment of queues")
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
-        interval = valid(PmdInterval, {"interval": parsed_args.interval}).interval
-        if parsed_args.propose:
-            return _proposal(self.agent.pmd_proposal(interval))
-        return _state(self.agent.pmd(interval))
+        interval = parsed_args.interval
+        path = "/v1/pmd/proposal" if parsed_args.propose else "/v1/pmd"
+        # Of an interval that the agent refuses nothing is waited for.
+        more_s = interval if interval and 0 < interval <= 60 else 0.0
+        return _shown(self.read(path, more_s, interval=interval).values())
 
 
-class PmdSet(show.ShowOne):
+class PmdSet(show.Changes, show.ShowOne):
     """Set the CPUs of OVS's PMD threads, or pin queues to them.
 
     Or configure auto load balancing.
@@ -90,8 +92,10 @@ class PmdSet(show.ShowOne):
         )
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
-        request = valid(PmdRequest, _asked(parsed_args))
-        return _state(self.agent.set_pmd(request))
+        from netplugin.api.field_errors import valid
+        from netplugin.api.pmd_models import PmdRequest
+
+        return _shown(self.agent.set_pmd(valid(PmdRequest, _asked(parsed_args))))
 
 
 def _asked(parsed_args: Namespace) -> dict[str, Any]:
@@ -179,6 +183,9 @@ class _Each(FormattableColumn[list[Values]]):
         return str(one["text"]) if "text" in one else " ".join(map(str, one.values()))
 
 
+_COLUMNS = {"cores": _Cores, "unpolled": _Each, "chosen": _Each, "queues": _Queues, "advice": _Each}
+
+
 def _name(queue: Values) -> str:
     """The port and the VM that a queue is of; of others, which are no ports of ours, the interface."""
     if not queue["port_id"]:
@@ -187,12 +194,8 @@ def _name(queue: Values) -> str:
     return f"port {queue['port_id']}{vm}"
 
 
-def _state(state: PmdState) -> show.Shown:
-    return show.fields(state, {"cores": _Cores, "unpolled": _Each, "chosen": _Each})
-
-
-def _proposal(proposal: PmdProposal) -> show.Shown:
-    return show.fields(proposal, {"queues": _Queues, "advice": _Each})
+def _shown(of: Values | BaseModel) -> show.Shown:
+    return show.fields(of, _COLUMNS)
 
 
 def _figures(core: Values) -> Iterator[str]:

@@ -1,72 +1,19 @@
-"""The commands ``netplugin port``, ``netplugin network`` and ``netplugin vf``."""
+"""The commands that change ports and VXLAN networks, release VFs, and repair: ``netplugin reconcile``."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from netplugin.api.batch_models import Batch, PortFilter, Retag
-from netplugin.api.errors import Conflict, InvalidRequest, from_problem
+from netplugin.api.batch_models import Batch, Retag
+from netplugin.api.errors import InvalidRequest, from_problem
 from netplugin.api.field_errors import valid
-from netplugin.api.models import Network, NetworkSpec, PortSpec, PortState, Qos, VfInfo
+from netplugin.api.models import Network, NetworkSpec, PortSpec, Qos, ReconcileRequest
 from netplugin.cli import show
 from netplugin.programs import bounded
 
-# -- The commands ``netplugin port list|show|put|delete``. ----------------------------------------
 
-
-_COLUMNS = ("port_id", "vm_id", "backend", "mac", "network", "state", "error")
-
-
-class PortList(show.TableLister):
-    """List the ports of this host."""
-
-    empty = (
-        "no port found: `netplugin port put` creates one; without --vm-id, --state, --backend and "
-        "--network all ports of this host are listed"
-    )
-
-    def add_options(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--vm-id", metavar="ID", help="only the ports of this VM")
-        parser.add_argument("--state", choices=[s.value for s in PortState], help="only ports in this state")
-        parser.add_argument("--backend", metavar="NAME", help="only the ports of this backend")
-        parser.add_argument(
-            "--network", metavar="NAME", help="only the ports of this physical network or VXLAN network"
-        )
-
-    def take_action(self, parsed_args: Namespace) -> show.Listed:
-        return show.rows(self.agent.list_ports(**show.given(parsed_args, PortFilter)), _COLUMNS)
-
-
-class PortShow(show.ShowOne):
-    """Show a port: its spec, its binding and its observed state.
-
-    Its `etag` is for `port put --if-match`.
-    """
-
-    def add_options(self, parser: ArgumentParser) -> None:
-        parser.add_argument("port_id", metavar="ID", help="ID of the port")
-        parser.add_argument(
-            "--xml", action="store_true", help="only the interface for the VM's libvirt domain, as XML"
-        )
-
-    def run(self, parsed_args: Namespace) -> int:
-        if parsed_args.xml and parsed_args.formatter == self.formatter_default:
-            parsed_args.formatter = "value"
-        return super().run(parsed_args)
-
-    def take_action(self, parsed_args: Namespace) -> show.Shown:
-        port = self.agent.read_port(parsed_args.port_id)
-        if parsed_args.xml:
-            if port.value.binding is None:
-                state = f"the port is {port.value.state.value} and has no interface"
-                raise Conflict(state, step="show", fix=f"see its error: GET /v1/ports/{port.value.port_id}")
-            return ("interface_xml",), (port.value.binding.interface_xml,)
-        columns, row = show.fields(port.value)
-        return (*columns, "etag"), (*row, port.tag)
-
-
-class PortPut(show.ShowOne):
+class PortPut(show.Changes, show.ShowOne):
     """Create or change a port.
 
     Repeating the same request changes nothing. The spec comes from --spec, from the other options, or both;
@@ -124,7 +71,7 @@ class PortPut(show.ShowOne):
         return show.fields(port)
 
 
-class PortDelete(show.Command):
+class PortDelete(show.Changes, show.Command):
     """Delete ports; no error for ports that do not exist."""
 
     def add_options(self, parser: ArgumentParser) -> None:
@@ -143,7 +90,7 @@ class PortDelete(show.Command):
         return 1 if failed else 0
 
 
-class PortRetag(show.TableLister):
+class PortRetag(show.Changes, show.TableLister):
     """Change the VLAN of ports while VMs use them.
 
     Of the ports given, or of all on a VLAN of a physical network. Exit status 1 if one could not be changed.
@@ -234,22 +181,7 @@ def _network_type(network: dict[str, Any]) -> str:
     return "vxlan" if network.get("network_id") is not None else "flat"
 
 
-# -- The commands ``netplugin network list|put|delete``. ------------------------------------------
-
-
-_NETWORK_COLUMNS = ("network_id", "vni", "udp_port", "mtu", "peers", "local_vlan", "ports")
-
-
-class NetworkList(show.TableLister):
-    """List the VXLAN networks of this host."""
-
-    empty = "no VXLAN network: `netplugin network put` creates one"
-
-    def take_action(self, parsed_args: Namespace) -> show.Listed:
-        return show.rows(self.agent.list_networks(), _NETWORK_COLUMNS)
-
-
-class NetworkPut(show.ShowOne):
+class NetworkPut(show.Changes, show.ShowOne):
     """Create or change a VXLAN network.
 
     Changing its peers does not affect its ports.
@@ -281,10 +213,10 @@ class NetworkPut(show.ShowOne):
     def take_action(self, parsed_args: Namespace) -> show.Shown:
         spec = valid(NetworkSpec, {"type": "vxlan", **show.given(parsed_args, NetworkSpec)})
         network = self.agent.put_network(parsed_args.network_id, spec)
-        return _NETWORK_COLUMNS, show.row(network, _NETWORK_COLUMNS)
+        return show.NETWORK, show.row(network, show.NETWORK)
 
 
-class NetworkDelete(show.Command):
+class NetworkDelete(show.Changes, show.Command):
     """Delete a network without ports; no error if it does not exist."""
 
     def add_options(self, parser: ArgumentParser) -> None:
@@ -295,22 +227,7 @@ class NetworkDelete(show.Command):
         self.agent.delete_network(parsed_args.network_id)
 
 
-# -- The commands ``netplugin vf list|release``. --------------------------------------------------
-
-
-class VfList(show.TableLister):
-    """List the virtual functions with their states and ports."""
-
-    empty = (
-        "no virtual function: create some on a NIC, and name the NIC in [sriov] devices of the "
-        "agent's configuration"
-    )
-
-    def take_action(self, parsed_args: Namespace) -> show.Listed:
-        return show.rows(self.agent.list_vfs(), tuple(VfInfo.model_fields))
-
-
-class VfRelease(show.Command):
+class VfRelease(show.Changes, show.Command):
     """End the quarantine of a virtual function.
 
     It can be assigned to a port again. A port that is being removed and waits for the NIC of this function
@@ -322,3 +239,24 @@ class VfRelease(show.Command):
 
     def take_action(self, parsed_args: Namespace) -> None:
         self.agent.release_vf(parsed_args.pci_address)
+
+
+class Reconcile(show.Changes, show.ShowOne):
+    """Reconcile the host with the stored intents, or show the plan.
+
+    Exit status 1 if something could not be repaired.
+    """
+
+    def add_options(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--dry-run", action="store_true", help="print the plan without applying it")
+        parser.add_argument(
+            "--remove-orphans",
+            action="store_true",
+            help="also remove marked ports without an intent, after the agent's store was lost",
+        )
+
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
+        request = ReconcileRequest(dry_run=parsed_args.dry_run, remove_orphans=parsed_args.remove_orphans)
+        report = self.agent.reconcile(request)
+        self.status = 1 if report.errors else 0
+        return show.fields(report)

@@ -1,4 +1,4 @@
-"""The commands ``netplugin service-port list|put|delete``."""
+"""The commands ``netplugin service-port put|delete``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,8 @@ from netplugin.api.service_models import ServicePortSpec
 from netplugin.cli import show
 from netplugin.cli.ports import add_network_options, network_from
 
-_COLUMNS = ("port_id", "device", "backend", "mac", "network", "state", "error")
 
-
-class ServicePortList(show.TableLister):
-    """List the service ports of this host."""
-
-    empty = "no service port: `netplugin service-port put` puts a device of the host on a network"
-
-    def take_action(self, parsed_args: Namespace) -> show.Listed:
-        return show.rows(self.agent.list_service_ports(), _COLUMNS)
-
-
-class ServicePortPut(show.ShowOne):
+class ServicePortPut(show.Changes, show.ShowOne):
     """Put a device of the host on a network.
 
     Or change its rules. Repeating the same request changes nothing.
@@ -58,7 +47,7 @@ class ServicePortPut(show.ShowOne):
         return show.fields(self.agent.put_service_port(parsed_args.port_id, spec_from(parsed_args)))
 
 
-class ServicePortDelete(show.Command):
+class ServicePortDelete(show.Changes, show.Command):
     """Take devices of the host off their networks.
 
     Internal ports of OVS are deleted. No error for ports that do not exist.

@@ -4,32 +4,50 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from abc import abstractmethod
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO, TypeVar
 
 import cliff.command
 import cliff.show
 from cliff.columns import FormattableColumn
 from cliff.formatters.base import ListFormatter, SingleFormatter
+from cliff.formatters.commaseparated import CSVLister
+from cliff.formatters.json_format import JSONFormatter
+from cliff.formatters.shell import ShellFormatter
 from cliff.formatters.table import TableFormatter
+from cliff.formatters.value import ValueFormatter
+from cliff.formatters.yaml_format import YAMLFormatter
 from cliff.lister import Lister
-from pydantic import BaseModel
+from stevedore.extension import ExtensionManager
 
-from netplugin.api.errors import InvalidRequest, reason
-from netplugin.api.models import Finding
+from netplugin.api.connection import Answer, Connection
+from netplugin.api.errors import BackendUnavailable, InvalidRequest, OperationTimeout, reason
 from netplugin.calls import as_commands
 from netplugin.cli.tables import FittedTable
 from netplugin.spelling import Parser, did_you_mean
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from netplugin.api.client import Client
+    from netplugin.api.models import Finding
+
+C = TypeVar("C", bound=Connection)
+_LONGEST_S = 86_400
 
 # -- Commands: with a client of the agent, and the parser that knows a misspelled option. -----------
+
+#: How long an agent may take to answer a command that reads, and one that changes something: the agent gives
+#: up itself before that ([agent] operation_timeout is 30 s).
+READ_S, CHANGE_S = 10.0, 60.0
 
 
 def add_override(parser: ArgumentParser) -> None:
@@ -45,6 +63,17 @@ class Base(cliff.command.Command):
     #: The exit status, which the action may set.
     status = 0
 
+    def _load_hooks(self) -> None:
+        self._hooks = []  # cliff looks for them in the metadata of all that is installed
+
+    def _load_formatter_plugins(self) -> Any:
+        """Those of cliff that the command can have; cliff would look for them in the same place."""
+        kinds: dict[str, Any] = {"json": JSONFormatter, "value": ValueFormatter, "yaml": YAMLFormatter}
+        kinds |= {"csv": CSVLister} if isinstance(self, Lister) else {"shell": ShellFormatter}
+        kinds |= {"table": TableFormatter}
+        made: list[Any] = [SimpleNamespace(name=name, obj=kind()) for name, kind in kinds.items()]
+        return ExtensionManager.make_test_instance(made)
+
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         self.add_options(parser)
@@ -54,23 +83,101 @@ class Base(cliff.command.Command):
         """Add the arguments of this command, after those of its output."""
 
     def run(self, parsed_args: Namespace) -> int:
-        self._override = getattr(parsed_args, "override", False)
-        with ExitStack() as self._opened:
-            return super().run(parsed_args) or self.status
+        return super().run(parsed_args) or self.status
 
-    @cached_property
-    def agent(self) -> Client:
-        """A client of the agent until the command ends."""
-        from netplugin.api.client import Client  # the commands that ask no agent start faster without it
-
-        client = self._opened.enter_context(Client.from_environment())
-        client.override = self._override
-        return client
+    def clear(self) -> None:
+        """Make room for what is printed again, on a terminal."""
+        if sys.stdout.isatty():
+            sys.stdout.write("\x1b[H\x1b[2J")
 
     def say(self, text: str) -> None:
         """Print a line on standard error, at once."""
         self.app.stderr.write(f"{text}\n")
         self.app.stderr.flush()
+
+
+class Asks(Base):
+    """A command that asks the agent, which it waits for as long as ``--timeout`` says."""
+
+    patience_s: ClassVar[float] = READ_S
+    _asked: Connection
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        words = "how long the agent may take (default: %(default)g)"
+        parser.add_argument(
+            "--timeout", type=patience, default=self.patience_s, metavar="SECONDS", help=words
+        )
+        return parser
+
+    def run(self, parsed_args: Namespace) -> int:
+        self._override = getattr(parsed_args, "override", False)
+        self._timeout_s = parsed_args.timeout
+        with ExitStack() as self._opened:
+            try:
+                return self.carry_out(parsed_args)
+            except (BackendUnavailable, OperationTimeout) as failed:
+                if failed.__cause__ is not None:  # it did not come from the agent
+                    from netplugin.cli.silence import known_of
+
+                    failed.detail += known_of(self._asked, failed.__cause__)
+                raise
+
+    def carry_out(self, parsed_args: Namespace) -> int:
+        return super().run(parsed_args)
+
+    @cached_property
+    def agent(self) -> Client:
+        """A client of the agent until the command ends, with models."""
+        from netplugin.api.client import Client  # commands that only read start faster without it
+
+        return self._opening(Client)
+
+    def read(self, path: str, more_s: float = 0.0, **parameters: Any) -> Answer:
+        """What the agent answers to GET."""
+        return self.connection.call("GET", path, parameters=parameters, more_s=more_s)
+
+    @cached_property
+    def connection(self) -> Connection:
+        return self._opening(Connection)
+
+    def _opening(self, kind: type[C]) -> C:
+        self._asked = made = kind.from_environment(timeout_s=self._timeout_s)
+        made.override, made.waiting = self._override, lambda: progress("waiting for the agent")
+        self._opened.callback(made.close)
+        return made
+
+
+class Changes(Asks):
+    """A command that changes something: what it has begun is carried out, whether or not it waits."""
+
+    patience_s = CHANGE_S
+
+
+@contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Say on a terminal what is waited for, and for how long, if it takes longer than 2 s."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        pause, end = 2.0, ""
+        while not done.wait(pause):
+            sys.stderr.write(f"\rnetplugin: {what}: {time.monotonic() - began:.0f} s")
+            sys.stderr.flush()
+            pause, end = 1.0, "\r\x1b[K"
+        sys.stderr.write(end)
+        sys.stderr.flush()
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 class _Spelled(cliff.command.Command):
@@ -105,6 +212,14 @@ def seconds(text: str) -> float:
         raise ArgumentTypeError(f"{text!r} is no number of seconds") from None
 
 
+def patience(text: str) -> float:
+    """The value of ``--timeout``. Raises: ArgumentTypeError."""
+    value = seconds(text)
+    if not 0 < value <= _LONGEST_S:
+        raise ArgumentTypeError(f"{text!r} is not above 0 and at most {_LONGEST_S}")
+    return value
+
+
 def option_of(field: str) -> str:
     """The option that is named like a field."""
     return "--" + field.replace("_", "-")
@@ -134,6 +249,8 @@ def given(parsed_args: Namespace, model: type[BaseModel]) -> dict[str, Any]:
 
 
 Row = tuple[Any, ...]
+#: An object of an answer.
+Values = Mapping[str, Any]
 #: What commands return: the names of columns, and the values of one object or of each.
 Shown = tuple[Sequence[str], Row]
 Listed = tuple[Sequence[str], Iterable[Row]]
@@ -262,28 +379,28 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def fields(model: BaseModel, columns: Columns = _COLUMNS) -> Shown:
-    """All fields of a model as the columns of one object."""
-    names = tuple(type(model).model_fields)
-    return names, row(model, names, columns)
+def fields(of: Values | BaseModel, columns: Columns = _COLUMNS) -> Shown:
+    """All fields of a model, or of an answer, as the columns of one object."""
+    values = of if isinstance(of, Mapping) else of.model_dump(mode="json")
+    return tuple(values), row(values, tuple(values), columns)
 
 
-def row(model: BaseModel, names: Sequence[str], columns: Columns = _COLUMNS) -> Row:
-    """These values of a model or, where it has none of the name, of its spec."""
-    values = model.model_dump(mode="json")
-    values = {**values.get("spec", {}), **values}
-    return tuple(_column(values[name], columns.get(name, Structure)) for name in names)
+def row(of: Values | BaseModel, names: Sequence[str], columns: Columns = _COLUMNS) -> Row:
+    """These values of it or, where it has none of the name, of its spec."""
+    values = of if isinstance(of, Mapping) else of.model_dump(mode="json")
+    values = {**(values.get("spec") or {}), **values}
+    return tuple(_column(values.get(name), columns.get(name, Structure)) for name in names)
 
 
-def rows(models: Iterable[BaseModel], names: Sequence[str]) -> Listed:
-    """A row for each of the models."""
-    return names, [row(model, names) for model in models]
+def rows(of: Iterable[Values | BaseModel], names: Sequence[str]) -> Listed:
+    """A row for each."""
+    return names, [row(each, names) for each in of]
 
 
 def read_text(name: str) -> str:
-    """The text of a file, or of standard input for ``-``. Raises: InvalidRequest."""
+    """The text of a file, or of standard input for ``-``, in UTF-8. Raises: InvalidRequest."""
     try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text()
+        return sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as wrong:
         raise InvalidRequest(
             f"{name} cannot be read: {reason(wrong)}",
@@ -351,6 +468,11 @@ class TableLister(Base, Lister, _Spelled):
         return status
 
 
+#: The columns of findings, and of VXLAN networks.
+NETWORK = ("network_id", "vni", "udp_port", "mtu", "peers", "local_vlan", "ports")
+FINDING = ("id", "status", "found", "expected", "fix")
+
+
 class FindingLister(TableLister):
     """A command that lists findings; the exit status is 1 if a check fails."""
 
@@ -359,9 +481,9 @@ class FindingLister(TableLister):
     cuts = False  # a fix is of use only as a whole
 
     @abstractmethod
-    def find(self, parsed_args: Namespace) -> Iterable[Finding]: ...
+    def find(self, parsed_args: Namespace) -> Iterable[Finding | Values]: ...
 
     def take_action(self, parsed_args: Namespace) -> Listed:
-        findings = list(self.find(parsed_args))
-        self.status = 1 if any(finding.status == "fail" for finding in findings) else 0
-        return rows(findings, tuple(Finding.model_fields))
+        found = rows(self.find(parsed_args), FINDING)
+        self.status = 1 if any(status == "fail" for _, status, *_ in found[1]) else 0
+        return found

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from netplugin import store_file
-from netplugin.cli.show import Command
+from netplugin.cli.show import Command, progress
 
 _STATE_PATH = Path("/var/lib/netplugin")
 
@@ -24,7 +24,8 @@ class _StoreCommand(Command):
 
     def run(self, parsed_args: Namespace) -> int:
         try:
-            return super().run(parsed_args)
+            with progress("reading and writing the store"):
+                return super().run(parsed_args)
         except (OSError, sqlite3.Error, ValueError, store_file.InUse) as wrong:
             self.app.LOG.error("%s", wrong)
             return 1

@@ -95,11 +95,7 @@ class FittedTable(TableFormatter):
             self._fit(column_names, rows, stdout, parsed_args)
 
     def _fit(
-        self,
-        names: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-        stdout: TextIO,
-        parsed_args: Namespace,
+        self, names: Sequence[str], rows: Sequence[Sequence[Any]], stdout: TextIO, parsed_args: Namespace
     ) -> None:
         width = shutil.get_terminal_size().columns
         texts = [[str(value) for value in row] for row in rows]

@@ -33,6 +33,7 @@ from netplugin import docgen
 from netplugin.api.models import PortState, VfCounters
 from netplugin.api.pmd_models import PmdCore, PmdState, RxQueue
 from netplugin.api.task_models import TaskState
+from netplugin.cli import commands as commands_of_package
 from netplugin.cli.main import Netplugin
 from netplugin.host.nic_errors import OF_BINDING, OF_VF_NUMBER, Causes
 from netplugin.host.nic_models import MODELS, Binding, model_of
@@ -147,7 +148,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 def parser_of(words: list[str]) -> tuple[ArgumentParser, list[str]]:
     """The parser of the command that the words begin with, and the words after it."""
-    known = {e.name.replace("_", " "): e for e in entry_points(group="netplugin.cli")}
+    known = dict(commands_of_package.own())
     for count in (3, 2, 1):
         name = " ".join(words[:count])
         if name in known:

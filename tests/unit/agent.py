@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,6 +179,17 @@ def served(app: Any, **listen: Any) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(DEADLINE_S)
+
+
+def answering(status: int, body: Any, wait_s: float = 0.0) -> Any:
+    """An ASGI application that gives this answer to each call, as JSON."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(wait_s)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(body, ensure_ascii=False).encode()})
+
+    return app
 
 
 @contextmanager

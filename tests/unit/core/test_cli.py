@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import io
 import json
 import logging
-import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -595,18 +592,3 @@ def test_an_empty_list_is_reported_to_people(
     assert run.out == ""
     assert run.err == printed_without_terminal
     assert reported in run.err and run.err.startswith("netplugin: no ") and run.err.count("\n") == 1
-
-
-def test_a_start_imports_the_command_that_runs_alone() -> None:
-    """All of them take as long as all the rest of a short command."""
-    code = (
-        "import sys; from netplugin.cli.main import main; status = main(['backend', 'list']);"
-        " print(status, sorted(name for name in sys.modules if name.startswith('netplugin.cli.')))"
-    )
-    environment = {**os.environ, "NETPLUGIN_URL": "http://127.0.0.1:1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=180, check=True
-    )
-    imported = {f"netplugin.cli.{name}" for name in ("host", "main", "show", "tables")}
-    status, names = done.stdout.split(" ", 1)
-    assert status == "1" and set(ast.literal_eval(names)) == imported, done

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import httpx
 import pytest
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, Overloaded
@@ -21,6 +20,7 @@ from netplugin.tuning.applying.apply import BAD, Result, StepOutcome
 from netplugin.tuning.applying.journal import ApplyJournal
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import File, Group, Swap
+from tests.unit.agent import answering, served
 from tests.unit.tuning.fake_kernel import IFACE
 from tests.unit.tuning.fake_machine import described
 from tests.unit.tuning.trees import tree
@@ -151,10 +151,8 @@ def test_an_agent_that_runs_and_cannot_say_is_an_error(
 ) -> None:
     """OVS may be away, or the agent stop: its ports have their VFs all the same."""
     problem = failure("not now", step="observe").problem().model_dump()
-    answer = httpx.MockTransport(lambda request: httpx.Response(503, json=problem))
-    monkeypatch.setattr(httpx.Client, "_transport_for_url", lambda self, url: answer)
-    with pytest.raises(failure):
-        ports("http://127.0.0.1:1", monkeypatch)
+    with served(answering(503, problem)) as url, pytest.raises(failure):
+        ports(url, monkeypatch)
 
 
 def test_a_connection_that_is_cut_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,10 +165,8 @@ def test_a_connection_that_is_cut_off_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_agent_that_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = httpx.MockTransport(lambda request: httpx.Response(500, text="oh"))
-    monkeypatch.setattr(httpx.Client, "_transport_for_url", lambda self, url: answer)
-    with pytest.raises(HostError):
-        ports("http://127.0.0.1:1", monkeypatch)
+    with served(answering(500, "oh")) as url, pytest.raises(HostError):
+        ports(url, monkeypatch)
 
 
 def test_an_agent_says_whose_vfs_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +174,5 @@ def test_an_agent_says_whose_vfs_are(monkeypatch: pytest.MonkeyPatch) -> None:
         {"pci_address": "0000:05:00.1", "state": "claimed", "port_id": "nic1"},
         {"pci_address": "0000:05:00.2", "state": "available"},
     ]
-    answer = httpx.MockTransport(lambda request: httpx.Response(200, json=rows))
-    monkeypatch.setattr(httpx.Client, "_transport_for_url", lambda self, url: answer)
-    assert ports("http://127.0.0.1:1", monkeypatch) == {"0000:05:00.1": "nic1"}
+    with served(answering(200, rows)) as url:
+        assert ports(url, monkeypatch) == {"0000:05:00.1": "nic1"}
