@@ -99,7 +99,7 @@ class Commands(CommandManager):
 
 
 class _Version(argparse.Action):
-    """Reads the version when it is asked for."""
+    """Reads the version only for who wants to see it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(parser.prog, importlib.metadata.version("netplugin"))
@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except BrokenPipeError:
         # Python would flush it once more at its end, and report that.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open("/dev/null", os.O_WRONLY), sys.stdout.fileno())
         return _SIGPIPE_EXIT
     finally:
         app.close()

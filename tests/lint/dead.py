@@ -29,7 +29,7 @@ LIBRARIES = [
         "deferred_help",
         "argparse_kwargs",
     ),
-    *("get_fuzzy_matches", "cmd"),
+    *("get_fuzzy_matches", "cmd", "_load_hooks", "_hooks", "_load_formatter_plugins"),
     *("CONSOLE_MESSAGE_FORMAT", "DEFAULT_VERBOSE_LEVEL", "model_config"),
     *("SelectPoll", "Parser", "feed"),
     *(
@@ -51,7 +51,8 @@ LIBRARIES = [
 ]
 #: Fields that are only printed, and what only callers of the API use.
 PRINTED = [
-    *("get_network", "get_service_port", "each_port", "vif_type"),
+    *("get_network", "get_service_port", "each_port", "vif_type", "read_port", "list_service_ports"),
+    *("list_networks", "get_physical_network", "pmd_proposal"),
     *("vf_index", "live_migration", "load_percent", "possible", "proposed_cpu", "sleep_max", "usage_seconds"),
     *("prio", "idle_states", "tx_queues", "amd_pstate", "intel_pstate", "boot_loader"),
     *("schema_version", "comparable_to", "traffic_max_s", "known_pps", "interval_pps", "bottom"),

@@ -179,7 +179,7 @@ def test_a_queue_of_connections_that_is_full_is_waited_for(short: Path) -> None:
     assert done.returncode == 1 and "did not answer within 5 s" in done.stderr
 
 
-def test_a_socket_that_nobody_listens_at_is_told_from_none(short: Path) -> None:
+def test_a_socket_that_nobody_listens_at_differs_from_none(short: Path) -> None:
     with socket.socket(socket.AF_UNIX) as agent:
         agent.bind(str(short / "agent.sock"))
     done = run(f"unix:{short}/agent.sock", "port", "list")
@@ -240,7 +240,7 @@ def on_terminal(command: Sequence[str], url: str) -> tuple[str, str]:
     return seen.decode(), out
 
 
-def test_who_waits_at_a_terminal_is_told_what_for() -> None:
+def test_who_waits_at_a_terminal_sees_what_for() -> None:
     command = [sys.executable, "-m", "netplugin.cli.main", "port", "list", "-f", "value"]
     with served(answering(200, [PORT], wait_s=2.3)) as url:
         seen, out = on_terminal(command, url)
@@ -299,8 +299,8 @@ def test_a_watched_list_follows_the_events(running: Agent, tmp_path: Path) -> No
     out, err = tmp_path / "out", tmp_path / "err"
     command = [sys.executable, "-m", "netplugin.cli.main", "port", "list", "--watch", "-f", "value"]
     columns = ["-c", "port_id", "-c", "state"]
-    with served_agent(running) as url, open(out, "w") as printed, open(err, "w") as said:
-        watching = subprocess.Popen([*command, *columns], env=environment(url), stdout=printed, stderr=said)
+    with served_agent(running) as url, open(out, "w") as printed, open(err, "w") as reported:
+        watching = subprocess.Popen([*command, *columns], env=environment(url), stdout=printed, stderr=reported)
         try:
             with Client(url) as client:
                 client.put_port("p1", spec)
