@@ -40,8 +40,8 @@ def main() -> None:
 def cpu_s(command: list[str], url: str) -> float:
     """The CPU time of a command."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {**os.environ, "NETPLUGIN_URL": url}
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    environment, nowhere = {**os.environ, "NETPLUGIN_URL": url}, subprocess.DEVNULL
+    subprocess.run(command, env=environment, stdout=nowhere, stderr=nowhere, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

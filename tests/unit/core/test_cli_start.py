@@ -25,6 +25,7 @@ from netplugin.api.connection import NAME
 from netplugin.api.fields import NAME_PATTERN
 from netplugin.api.models import BackendInfo, Finding, NetworkInfo, NetworkSpec, PortSpec, PortState, VfInfo
 from netplugin.cli import commands, lists, show
+from netplugin.cli.host_verify_effect import WAITS
 from tests.lab.processes import wait_for
 from tests.unit.agent import SPEC, Agent, answering, served, served_agent
 
@@ -291,6 +292,12 @@ def test_a_start_leaves_no_file_and_works_with_any_umask(tmp_path: Path) -> None
     assert done.returncode == 0 and done.stdout.startswith("p1 ") and list(tmp_path.iterdir()) == []
 
 
+def test_the_page_of_exit_statuses_has_those_that_there_are() -> None:
+    page = (ROOT / "docs/operating/status.md").read_text()
+    section = page.partition("## Exit statuses")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| (\d+) \|", section, re.MULTILINE) == ["0", "1", "2", str(WAITS), "130", "141"]
+
+
 # -- --watch -----------------------------------------------------------------------------------------------
 
 
@@ -298,9 +305,9 @@ def test_a_watched_list_follows_the_events(running: Agent, tmp_path: Path) -> No
     spec = PortSpec.model_validate(SPEC)
     out, err = tmp_path / "out", tmp_path / "err"
     command = [sys.executable, "-m", "netplugin.cli.main", "port", "list", "--watch", "-f", "value"]
-    columns = ["-c", "port_id", "-c", "state"]
+    command += ["-c", "port_id", "-c", "state"]
     with served_agent(running) as url, open(out, "w") as printed, open(err, "w") as reported:
-        watching = subprocess.Popen([*command, *columns], env=environment(url), stdout=printed, stderr=reported)
+        watching = subprocess.Popen(command, env=environment(url), stdout=printed, stderr=reported)
         try:
             with Client(url) as client:
                 client.put_port("p1", spec)
