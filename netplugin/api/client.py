@@ -110,7 +110,7 @@ class Client(Connection):
 
     def check_migration(self, request: MigrateCheck) -> list[Finding]:
         """Ask the destination what does not fit, before a migration."""
-        return self._ask(list[Finding], "POST", "/v1/ports:migrate-check", request)
+        return self._ask(list[Finding], "POST", "/v1/ports:migrate-check", request, changes=False)
 
     def batch(self, batch: Batch) -> BatchResults:
         """Create, change and delete several ports.
@@ -126,12 +126,12 @@ class Client(Connection):
     def render_domain(self, vm_id: str, xml: str, policy: DomainPolicy | None = None) -> RenderedDomain:
         path = f"{path_of('vms', vm_id)}:render-domain"
         request = valid(RenderRequest, {"xml": xml, "policy": policy or DomainPolicy()})
-        return self._ask(RenderedDomain, "POST", path, request)
+        return self._ask(RenderedDomain, "POST", path, request, changes=False)
 
     def check_domain(self, vm_id: str, xml: str) -> list[Finding]:
         """Check the XML of an existing domain against the VM's ports and the host's CPU plan."""
         path = f"{path_of('vms', vm_id)}:check-domain"
-        return self._ask(list[Finding], "POST", path, valid(CheckRequest, {"xml": xml}))
+        return self._ask(list[Finding], "POST", path, valid(CheckRequest, {"xml": xml}), changes=False)
 
     def put_service_port(self, port_id: str, spec: ServicePortSpec) -> ServicePort:
         return self._ask(ServicePort, "PUT", path_of("service-ports", port_id), spec)

@@ -111,15 +111,16 @@ class Answer:
 class _Unix(http.client.HTTPConnection):
     """To the socket at a path. ``peer``: the process that listens there."""
 
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
+    def __init__(self, path: str, connect_s: float) -> None:
+        super().__init__("localhost")
+        self._path, self._connect_s = path, connect_s
         self.peer: int | None = None
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         # Not settimeout: a socket that does not block fails at once while the queue of connections is full.
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _CONNECT_S, 0))
+        limit = divmod(max(1, int(self._connect_s * 1e6)), 1_000_000)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", *limit))
         self.sock.connect(self._path)
         found = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.peer = struct.unpack("3i", found)[0]
@@ -204,10 +205,11 @@ class Connection:
         more_s: float = 0.0,
         headers: Mapping[str, str] | None = None,
         expected: Collection[int] = (),
+        changes: bool = True,
     ) -> Answer:
         """``body``: JSON. ``more_s``: seconds that the call is expected to take, added to the timeout.
 
-        ``expected``: statuses that are no error here.
+        ``expected``: statuses that are no error here. ``changes``: whether any other method than GET does.
         """
         sent = {**self._headers, **(headers or {})} | (
             {} if body is None else {"Content-Type": "application/json"}
@@ -225,7 +227,9 @@ class Connection:
                 answer = self._answer(f"{method} {self._base}{path}", self._http.getresponse())
         except (OSError, http.client.HTTPException) as failed:
             self._http.close()
-            raise self._unreached(failed, patience if connected else None, method != "GET") from failed
+            raise self._unreached(
+                failed, patience if connected else None, changes and method != "GET"
+            ) from failed
         if not 200 <= answer.status < 300 and answer.status not in expected:
             raise answer.error()
         return answer
@@ -263,9 +267,10 @@ class Connection:
 
     def _made(self) -> http.client.HTTPConnection:
         """No proxy of the environment is used: it would receive the token."""
+        connect_s = min(_CONNECT_S, self.timeout_s)
         if self.url.startswith(UNIX):
-            return _Unix(self.url.removeprefix(UNIX), self.timeout_s)
-        parts, connect_s = urlsplit(self.url), min(_CONNECT_S, self.timeout_s)
+            return _Unix(self.url.removeprefix(UNIX), connect_s)
+        parts = urlsplit(self.url)
         host = parts.hostname or ""
         if self._tls is None:
             return http.client.HTTPConnection(host, parts.port, timeout=connect_s)
@@ -291,7 +296,7 @@ class Connection:
         if isinstance(failed, BlockingIOError) or (
             isinstance(failed, TimeoutError) and patience_s is not None
         ):
-            waited = f"{_CONNECT_S if patience_s is None else patience_s:g} s"
+            waited = f"{min(_CONNECT_S, self.timeout_s) if patience_s is None else patience_s:g} s"
             return OperationTimeout(
                 f"the agent at {self.url} did not answer within {waited}{carried}", step="request", fix=log
             )

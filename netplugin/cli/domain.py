@@ -33,12 +33,8 @@ class DomainRender(show.Asks, show.ShowOne):
         parser.add_argument("vm_id", metavar="VM_ID", help="ID of the VM")
         _add_xml(parser)
         parser.add_argument("--numa-node", type=int, metavar="N", help="place the VM on this NUMA node")
-        parser.add_argument(
-            "--pin",
-            action="store_true",
-            help="pin each vCPU to a CPU of its own, according to the host's CPU plan",
-        )
-        parser.add_argument("--realtime", action="store_true", help="pin, and apply real-time settings")
+        show.flag(parser, "--pin", "pin each vCPU to a CPU of its own, according to the host's CPU plan")
+        show.flag(parser, "--realtime", "pin, and apply real-time settings")
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
         xml = show.read_text(parsed_args.xml)

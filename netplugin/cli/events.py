@@ -9,7 +9,7 @@ from netplugin.api.client import Client
 from netplugin.api.errors import BackendUnavailable, OperationTimeout
 from netplugin.api.event_models import Event, EventFilter, EventKind
 from netplugin.api.field_errors import valid
-from netplugin.cli.show import READ_S, Command, add_form, seconds, whole
+from netplugin.cli.show import READ_S, Command, add_form, flag, number, seconds
 
 #: Seconds between attempts to reach an agent that has ended.
 _AGAIN_S = 1.0
@@ -22,12 +22,7 @@ class Events(Command):
     """
 
     def add_options(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--after",
-            type=whole,
-            metavar="N",
-            help="begin after this event (default: now; with --no-follow the oldest)",
-        )
+        number(parser, "--after", "N", "begin after this event (default: now; with --no-follow the oldest)")
         parser.add_argument(
             "--kind",
             choices=[kind.value for kind in EventKind],
@@ -36,9 +31,7 @@ class Events(Command):
         )
         parser.add_argument("--port", metavar="ID", help="only events of this port")
         parser.add_argument("--backend", metavar="NAME", help="only events of this backend")
-        parser.add_argument(
-            "--no-follow", action="store_true", help="end with the last stored event (default: follow)"
-        )
+        flag(parser, "--no-follow", "end with the last stored event (default: follow)")
         parser.add_argument(
             "--until", metavar="STATE", help="end with the first event that has this state, as connected"
         )

@@ -12,7 +12,7 @@ from netplugin.api.client import Client
 from netplugin.api.connection import nobody_listens
 from netplugin.api.errors import BackendUnavailable, InvalidRequest
 from netplugin.cli.host_tuning import add_intent, add_root, intent_of, ovs_sockets, read_machine, required
-from netplugin.cli.show import READ_S, Command, add_form
+from netplugin.cli.show import READ_S, Command, add_form, flag
 from netplugin.tuning.applying.accessor import WritableRoot
 from netplugin.tuning.applying.apply import (
     BAD,
@@ -50,19 +50,9 @@ class HostApply(Command):
     """
 
     def add_options(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--yes", action="store_true", help="apply the changes; without it they are only printed"
-        )
-        parser.add_argument(
-            "--undo",
-            action="store_true",
-            help="restore all values from before the first apply; needs no plan",
-        )
-        parser.add_argument(
-            "--force",
-            action="store_true",
-            help="with --undo: also restore values that were changed since by something else",
-        )
+        flag(parser, "--yes", "apply the changes; without it they are only printed")
+        flag(parser, "--undo", "restore all values from before the first apply; needs no plan")
+        flag(parser, "--force", "with --undo: also restore values that were changed since by something else")
         add_journal(parser, "file that keeps the previous values")
         add_form(parser, "json", words="text: a line per step as it is applied; json: all at the end")
         add_root(parser)

@@ -75,9 +75,7 @@ class HostPlan(show.Command):
 
     def add_options(self, parser: ArgumentParser) -> None:
         show.add_form(parser, "json", "ansible")
-        parser.add_argument(
-            "--explain", action="store_true", help="print the source of each line, as in the JSON"
-        )
+        show.flag(parser, "--explain", "print the source of each line, as in the JSON")
         add_root(parser)
         add_intent(parser)
 

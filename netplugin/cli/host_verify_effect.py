@@ -15,7 +15,7 @@ from netplugin.api.field_errors import valid
 from netplugin.cli.host_apply import add_journal, boot_of, machine_to_tune, result_line
 from netplugin.cli.host_tuning import add_intent, add_root, intent_of, option_of, read_machine, required
 from netplugin.cli.host_verify import add_options, add_output, concluded, ended_by_signals, measured
-from netplugin.cli.show import Command, given
+from netplugin.cli.show import Command, flag, given
 from netplugin.host.locks import Locks
 from netplugin.tuning.applying.apply import BAD, Result, StepOutcome, apply
 from netplugin.tuning.applying.journal import ApplyJournal
@@ -43,15 +43,9 @@ class HostVerifyEffect(Command):
     """
 
     def add_options(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--yes", action="store_true", help="required to begin: the plan is applied to this machine"
-        )
-        parser.add_argument(
-            "--go-on", action="store_true", help="measure now, without the reboot, what is in effect already"
-        )
-        parser.add_argument(
-            "--discard", action="store_true", help="end the comparison that was begun; runs and settings stay"
-        )
+        flag(parser, "--yes", "required to begin: the plan is applied to this machine")
+        flag(parser, "--go-on", "measure now, without the reboot, what is in effect already")
+        flag(parser, "--discard", "end the comparison that was begun; runs and settings stay")
         add_journal(parser, "file with the values from before host apply")
         add_output(parser)
         add_options(parser)
@@ -82,10 +76,7 @@ class HostVerifyEffect(Command):
             before = result.read(folder / state.before)
         results = host.apply(state.intent)
         if refused := [str(each.target) for each in results if each.outcome in BAD]:
-            fix = (
-                "mend what the reasons above name, and call this again; or undo: netplugin host apply --undo"
-            )
-            raise HostError(f"not set: {', '.join(refused)}", step=STEP, fix=fix)
+            raise HostError(f"not set: {', '.join(refused)}", step=STEP, fix=_UNDO)
         left = [each for each in results if each.outcome in _LATER]
         if left and not parsed_args.go_on:
             self.app.stdout.write(_next(left, state.intent, folder))

@@ -54,9 +54,7 @@ class PortShow(Watches, show.ShowOne):
 
     def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("port_id", metavar="ID", help="ID of the port")
-        parser.add_argument(
-            "--xml", action="store_true", help="only the interface for the VM's libvirt domain, as XML"
-        )
+        show.flag(parser, "--xml", "only the interface for the VM's libvirt domain, as XML")
 
     def events(self, parsed_args: Namespace) -> dict[str, Any]:
         return {"port_id": parsed_args.port_id}

@@ -26,9 +26,7 @@ class PortMigrate(show.Changes, show.ShowOne):
         parser.add_argument(
             "--spec", metavar="FILE", help="the port on this host as JSON; - reads standard input"
         )
-        parser.add_argument(
-            "--auto", action="store_true", help="open the port while its guest runs here, else close it"
-        )
+        show.flag(parser, "--auto", "open the port while its guest runs here, else close it")
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
         fields = {"phase": parsed_args.step}
@@ -54,10 +52,8 @@ class PortMigrateCheck(show.Asks, FindingLister):
         parser.add_argument(
             "--domain", metavar="FILE", help="the VM's domain on the source, to be placed here"
         )
-        parser.add_argument(
-            "--pin", action="store_true", help="the VM will be pinned, by this host's CPU plan"
-        )
-        parser.add_argument("--postcopy", action="store_true", help="the VM's memory follows it (post-copy)")
+        show.flag(parser, "--pin", "the VM will be pinned, by this host's CPU plan")
+        show.flag(parser, "--postcopy", "the VM's memory follows it (post-copy)")
 
     def find(self, parsed_args: Namespace) -> Iterable[Finding]:
         fields = {

@@ -19,9 +19,9 @@ class PhysicalNetworkPut(show.Changes, show.ShowOne):
 
     def add_options(self, parser: ArgumentParser) -> None:
         _add_name(parser)
-        parser.add_argument("--keep", action="store_true", help="keep bridge and uplink also without ports")
-        parser.add_argument("--mtu", type=show.whole, metavar="BYTES", help="MTU of the uplink")
-        parser.add_argument("--ovs", action="store_true", help="a bridge of OVS, also without --ovs-device")
+        show.flag(parser, "--keep", "keep bridge and uplink also without ports")
+        show.number(parser, "--mtu", "BYTES", "MTU of the uplink")
+        show.flag(parser, "--ovs", "a bridge of OVS, also without --ovs-device")
         parser.add_argument(
             "--bridge",
             metavar="NAME",
@@ -39,16 +39,10 @@ class PhysicalNetworkPut(show.Changes, show.ShowOne):
             choices=["active-backup", "lacp", "balance-slb"],
             help="mode of the bond; default: active-backup",
         )
-        parser.add_argument(
-            "--linuxbridge", action="store_true", help="Linux bridges, with or without uplink"
-        )
+        show.flag(parser, "--linuxbridge", "Linux bridges, with or without uplink")
         parser.add_argument("--interface", metavar="NAME", help="uplink interface of Linux bridges")
-        parser.add_argument(
-            "--sriov-device",
-            action="append",
-            default=[],
-            metavar="DEVICE",
-            help="NIC whose virtual functions ports get, as in [sriov] devices; may be given several times",
+        show.several(
+            parser, "--sriov-device", "DEVICE", "NIC whose virtual functions ports get, as in [sriov] devices"
         )
         show.add_override(parser)
 

@@ -29,7 +29,7 @@ class PmdShow(show.Asks, show.ShowOne):
             metavar="S",
             help="measure for S seconds (at most 60) instead of since the threads started",
         )
-        parser.add_argument("--propose", action="store_true", help="show a better assignment of queues")
+        show.flag(parser, "--propose", "show a better assignment of queues")
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
         interval = parsed_args.interval
@@ -48,14 +48,14 @@ class PmdSet(show.Changes, show.ShowOne):
     def add_options(self, parser: ArgumentParser) -> None:
         cores = parser.add_mutually_exclusive_group()
         cores.add_argument("--cpus", metavar="LIST", help="run PMD threads on these CPUs, such as 2-5,8")
-        cores.add_argument(
+        show.number(
+            cores,
             "--count",
-            type=show.whole,
-            metavar="N",
-            help="run N PMD threads, one per physical core, on the NUMA nodes of NICs and VMs",
+            "N",
+            "run N PMD threads, one per physical core, on the NUMA nodes of NICs and VMs",
         )
         siblings = "with --count: a thread on both CPUs of each core"
-        parser.add_argument("--siblings", action="store_true", help=siblings)
+        show.flag(parser, "--siblings", siblings)
         parser.add_argument(
             "--affinity",
             action="append",
@@ -75,21 +75,10 @@ class PmdSet(show.Changes, show.ShowOne):
             help="remove the pinnings of this port, or of all ports, before --affinity is applied",
         )
         parser.add_argument("--auto-lb", choices=("on", "off"), help="PMD auto load balancing of OVS")
-        parser.add_argument(
-            "--auto-lb-load", type=show.whole, metavar="PERCENT", help="thread load that triggers balancing"
-        )
-        parser.add_argument(
-            "--auto-lb-improvement", type=show.whole, metavar="PERCENT", help="least change of load variance"
-        )
-        parser.add_argument(
-            "--auto-lb-interval",
-            type=show.whole,
-            metavar="MINUTES",
-            help="minimum interval between balancing runs",
-        )
-        parser.add_argument(
-            "--proposed", action="store_true", help="apply the assignment of `pmd show --propose`"
-        )
+        show.number(parser, "--auto-lb-load", "PERCENT", "thread load that triggers balancing")
+        show.number(parser, "--auto-lb-improvement", "PERCENT", "least change of load variance")
+        show.number(parser, "--auto-lb-interval", "MINUTES", "minimum interval between balancing runs")
+        show.flag(parser, "--proposed", "apply the assignment of `pmd show --propose`")
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
         from netplugin.api.field_errors import valid

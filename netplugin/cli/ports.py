@@ -27,25 +27,11 @@ class PortPut(show.Changes, show.ShowOne):
         parser.add_argument("--mac", metavar="MAC", help="MAC address of the VM's NIC")
         parser.add_argument("--backend", metavar="NAME", help="a backend of `netplugin backend list`")
         add_network_options(parser)
-        parser.add_argument("--queues", type=show.whole, metavar="N", help="queue pairs; default: 1")
-        parser.add_argument(
-            "--ingress-kbps",
-            type=show.whole,
-            metavar="N",
-            help="maximum rate that the VM receives, in kbit/s",
-        )
-        parser.add_argument(
-            "--egress-kbps", type=show.whole, metavar="N", help="maximum rate that the VM sends, in kbit/s"
-        )
-        parser.add_argument(
-            "--no-port-security", action="store_true", help="allow the VM to send from any address"
-        )
-        parser.add_argument(
-            "--allowed-address",
-            action="append",
-            metavar="IP",
-            help="address or prefix that the VM may send from; may be given several times",
-        )
+        show.number(parser, "--queues", "N", "queue pairs; default: 1")
+        show.number(parser, "--ingress-kbps", "N", "maximum rate that the VM receives, in kbit/s")
+        show.number(parser, "--egress-kbps", "N", "maximum rate that the VM sends, in kbit/s")
+        show.flag(parser, "--no-port-security", "allow the VM to send from any address")
+        show.several(parser, "--allowed-address", "IP", "address or prefix that the VM may send from")
         parser.add_argument(
             "--port-name", metavar="NAME", help="name of the tap, or of the port in OVS; default: derived"
         )
@@ -58,7 +44,7 @@ class PortPut(show.Changes, show.ShowOne):
         condition.add_argument(
             "--if-match", metavar="ETAG", help="only if nobody has changed the port since it was shown"
         )
-        condition.add_argument("--create-only", action="store_true", help="only if there is no such port")
+        show.flag(condition, "--create-only", "only if there is no such port")
         show.add_override(parser)
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
@@ -101,7 +87,7 @@ class PortRetag(show.Changes, show.TableLister):
     def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("ports", metavar="ID", nargs="*", help="IDs of the ports")
         parser.add_argument("--network", metavar="NAME", help="physical network of the ports")
-        parser.add_argument("--from-vlan", type=show.whole, metavar="N", help="VLAN that the ports are on")
+        show.number(parser, "--from-vlan", "N", "VLAN that the ports are on")
         parser.add_argument("--to-vlan", type=show.whole, metavar="N", required=True, help="their new VLAN")
 
     def take_action(self, parsed_args: Namespace) -> show.Listed:
@@ -128,9 +114,9 @@ def add_network_options(parser: ArgumentParser) -> None:
         help="default: vlan with --vlan-id, vxlan with --network-id, else flat",
     )
     parser.add_argument("--physical-network", metavar="NAME", help="of a flat or vlan network")
-    parser.add_argument("--vlan-id", type=show.whole, metavar="N", help="VLAN, 1 to 4094")
+    show.number(parser, "--vlan-id", "N", "VLAN, 1 to 4094")
     parser.add_argument("--network-id", metavar="ID", help="VXLAN network of the port")
-    parser.add_argument("--mtu", type=show.whole, metavar="BYTES", help="MTU of the network")
+    show.number(parser, "--mtu", "BYTES", "MTU of the network")
 
 
 def network_from(options: Namespace, network: dict[str, Any]) -> dict[str, Any]:
@@ -204,10 +190,8 @@ class NetworkPut(show.Changes, show.ShowOne):
             metavar="IP",
             help="tunnel address of another host with ports on the network; may be given several times",
         )
-        parser.add_argument(
-            "--udp-port", type=show.whole, metavar="N", help="UDP port of the tunnel; default: 4789"
-        )
-        parser.add_argument("--mtu", type=show.whole, metavar="BYTES", help="MTU of the VMs; default: 1450")
+        show.number(parser, "--udp-port", "N", "UDP port of the tunnel; default: 4789")
+        show.number(parser, "--mtu", "BYTES", "MTU of the VMs; default: 1450")
         show.add_override(parser)
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
@@ -248,11 +232,11 @@ class Reconcile(show.Changes, show.ShowOne):
     """
 
     def add_options(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--dry-run", action="store_true", help="print the plan without applying it")
-        parser.add_argument(
+        show.flag(parser, "--dry-run", "print the plan without applying it")
+        show.flag(
+            parser,
             "--remove-orphans",
-            action="store_true",
-            help="also remove marked ports without an intent, after the agent's store was lost",
+            "also remove marked ports without an intent, after the agent's store was lost",
         )
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:

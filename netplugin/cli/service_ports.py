@@ -20,27 +20,20 @@ class ServicePortPut(show.Changes, show.ShowOne):
     def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("port_id", metavar="ID", help="ID of the service port")
         parser.add_argument("--device", metavar="NAME", required=True, help="a veth, tap or dummy device")
-        parser.add_argument(
-            "--internal", action="store_true", help="make an internal port of OVS with the name of --device"
-        )
+        show.flag(parser, "--internal", "make an internal port of OVS with the name of --device")
         parser.add_argument("--mac", metavar="MAC", required=True, help="the MAC that the service sends from")
         parser.add_argument(
             "--backend", metavar="NAME", required=True, help="a backend of `netplugin backend list`"
         )
         add_network_options(parser)
-        parser.add_argument("--trusted", action="store_true", help="allow it to send from any address")
+        show.flag(parser, "--trusted", "allow it to send from any address")
         parser.add_argument(
             "--role",
             action="append",
             choices=["dhcp_server", "router"],
             help="lets it send what VMs may not; may be given several times",
         )
-        parser.add_argument(
-            "--allowed-address",
-            action="append",
-            metavar="IP",
-            help="address or prefix that it may send from; may be given several times",
-        )
+        show.several(parser, "--allowed-address", "IP", "address or prefix that it may send from")
         show.add_override(parser)
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from abc import abstractmethod
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ActionsContainer
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -50,11 +50,22 @@ _LONGEST_S = 86_400
 READ_S, CHANGE_S = 10.0, 60.0
 
 
+def flag(parser: _ActionsContainer, name: str, words: str) -> None:
+    parser.add_argument(name, action="store_true", help=words)
+
+
+def number(parser: _ActionsContainer, name: str, metavar: str, words: str) -> None:
+    parser.add_argument(name, type=whole, metavar=metavar, help=words)
+
+
+def several(parser: _ActionsContainer, name: str, metavar: str, words: str) -> None:
+    words += "; may be given several times"
+    parser.add_argument(name, action="append", default=[], metavar=metavar, help=words)
+
+
 def add_override(parser: ArgumentParser) -> None:
     """For a command that changes what the fleet may have made."""
-    parser.add_argument(
-        "--override", action="store_true", help="also if it is the fleet's, until its next change there"
-    )
+    flag(parser, "--override", "also if it is the fleet's, until its next change there")
 
 
 class Base(cliff.command.Command):
@@ -84,11 +95,6 @@ class Base(cliff.command.Command):
 
     def run(self, parsed_args: Namespace) -> int:
         return super().run(parsed_args) or self.status
-
-    def clear(self) -> None:
-        """Make room for what is printed again, on a terminal."""
-        if sys.stdout.isatty():
-            sys.stdout.write("\x1b[H\x1b[2J")
 
     def say(self, text: str) -> None:
         """Print a line on standard error, at once."""

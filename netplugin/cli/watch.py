@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -20,7 +21,7 @@ class Watches(show.Asks):
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         words = "print it again after each change, until it is interrupted"
-        parser.add_argument("--watch", action="store_true", help=words)
+        show.flag(parser, "--watch", words)
         return parser
 
     def events(self, parsed_args: Namespace) -> dict[str, Any]:
@@ -35,7 +36,8 @@ class Watches(show.Asks):
             try:
                 # What has happened until now is in what is printed next.
                 now = self.read(_EVENTS, seconds=0.001).body.decode().partition("\n")[0]
-                self.clear()
+                if sys.stdout.isatty():
+                    sys.stdout.write("\x1b[H\x1b[2J")  # it is cleared
                 super().carry_out(parsed_args)
                 self.app.stdout.flush()
                 printed, is_away = True, False
