@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, TextIO
 
 from cliff.app import App
@@ -25,8 +26,6 @@ _DESCRIPTION = (
     "https://host:port). Credentials for TCP: NETPLUGIN_TOKEN_FILE (bearer token), NETPLUGIN_CA, "
     "NETPLUGIN_CERT and NETPLUGIN_KEY (TLS)."
 )
-
-
 #: Bits of a mode with which others could write to files that are made here.
 _WRITABLE = 0o022
 #: The exit status that a shell has for a program that SIGPIPE ended.
@@ -172,7 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except BrokenPipeError:
         # Python would flush it once more at its end, and report that.
-        os.dup2(os.open("/dev/null", os.O_WRONLY), sys.stdout.fileno())
+        with Path("/dev/null").open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return _SIGPIPE_EXIT
     finally:
         app.close()

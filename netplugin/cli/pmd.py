@@ -23,12 +23,8 @@ class PmdShow(show.Asks, show.ShowOne):
     """
 
     def add_options(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--interval",
-            type=show.seconds,
-            metavar="S",
-            help="measure for S seconds (at most 60) instead of since the threads started",
-        )
+        words = "measure for S seconds (at most 60) instead of since the threads started"
+        parser.add_argument("--interval", type=show.seconds, metavar="S", help=words)
         show.flag(parser, "--propose", "show a better assignment of queues")
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
@@ -48,14 +44,9 @@ class PmdSet(show.Changes, show.ShowOne):
     def add_options(self, parser: ArgumentParser) -> None:
         cores = parser.add_mutually_exclusive_group()
         cores.add_argument("--cpus", metavar="LIST", help="run PMD threads on these CPUs, such as 2-5,8")
-        show.number(
-            cores,
-            "--count",
-            "N",
-            "run N PMD threads, one per physical core, on the NUMA nodes of NICs and VMs",
-        )
-        siblings = "with --count: a thread on both CPUs of each core"
-        show.flag(parser, "--siblings", siblings)
+        words = "run N PMD threads, one per physical core, on the NUMA nodes of NICs and VMs"
+        show.number(cores, "--count", "N", words)
+        show.flag(parser, "--siblings", "with --count: a thread on both CPUs of each core")
         parser.add_argument(
             "--affinity",
             action="append",

@@ -48,13 +48,8 @@ class PortPut(show.Changes, show.ShowOne):
         show.add_override(parser)
 
     def take_action(self, parsed_args: Namespace) -> show.Shown:
-        port = self.agent.put_port(
-            parsed_args.port_id,
-            spec_from(parsed_args),
-            if_match=parsed_args.if_match,
-            create_only=parsed_args.create_only,
-        )
-        return show.fields(port)
+        condition = {"if_match": parsed_args.if_match, "create_only": parsed_args.create_only}
+        return show.fields(self.agent.put_port(parsed_args.port_id, spec_from(parsed_args), **condition))
 
 
 class PortDelete(show.Changes, show.Command):
@@ -95,14 +90,9 @@ class PortRetag(show.Changes, show.TableLister):
         request = valid(Retag, fields)
         results = self.agent.retag(request).results
         self.status = 1 if any(result.error for result in results) else 0
-        return ("port_id", "state", "error"), [
-            (
-                result.port_id,
-                result.port and result.port.state.value,
-                result.error and show.Error(result.error.model_dump(mode="json")),
-            )
-            for result in results
-        ]
+        values = [each.model_dump(mode="json") for each in results]
+        states = [{**each, "state": each["port"] and each["port"]["state"]} for each in values]
+        return show.rows(states, ("port_id", "state", "error"))
 
 
 def add_network_options(parser: ArgumentParser) -> None:
@@ -175,13 +165,8 @@ class NetworkPut(show.Changes, show.ShowOne):
 
     def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("network_id", metavar="ID", help="ID of the network")
-        parser.add_argument(
-            "--vni",
-            type=show.whole,
-            required=True,
-            metavar="N",
-            help="VXLAN network identifier, 1 to 16777215",
-        )
+        words = "VXLAN network identifier, 1 to 16777215"
+        parser.add_argument("--vni", type=show.whole, required=True, metavar="N", help=words)
         parser.add_argument(
             "--peer",
             dest="peers",

@@ -334,11 +334,7 @@ class InWords(ListFormatter, SingleFormatter):
         """The formatter has added its own."""
 
     def emit_list(
-        self,
-        column_names: Sequence[str],
-        data: Iterable[Sequence[Any]],
-        stdout: TextIO,
-        parsed_args: Namespace,
+        self, column_names: Sequence[str], data: Iterable[Any], stdout: TextIO, parsed_args: Namespace
     ) -> None:
         rows = [[self._cell(value) for value in row] for row in data]
         self._formatter.emit_list(column_names, rows, stdout, parsed_args)
@@ -361,11 +357,8 @@ def check_columns(asked: Sequence[str], names: Sequence[str]) -> None:
     """Raises: InvalidRequest for a column of ``--column`` that there is not."""
     for column in asked:
         if column.lower().strip().replace(" ", "_") not in names:
-            raise InvalidRequest(
-                f"there is no column {column}{did_you_mean(column, names)}",
-                step="print",
-                fix=f"choose from {', '.join(names)}",
-            )
+            what = f"there is no column {column}{did_you_mean(column, names)}"
+            raise InvalidRequest(what, step="print", fix=f"choose from {', '.join(names)}")
 
 
 class ShowOne(Base, cliff.show.ShowOne, _Spelled):
@@ -408,11 +401,8 @@ def read_text(name: str) -> str:
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as wrong:
-        raise InvalidRequest(
-            f"{name} cannot be read: {reason(wrong)}",
-            step="read",
-            fix="name a text file, or - for standard input",
-        ) from None
+        fix = "name a text file, or - for standard input"
+        raise InvalidRequest(f"{name} cannot be read: {reason(wrong)}", step="read", fix=fix) from None
 
 
 def _column(value: Any, kind: type[FormattableColumn[Any]]) -> Any:
@@ -471,6 +461,7 @@ class TableLister(Base, Lister, _Spelled):
             return status
         for text in [*([] if rows else [self.empty]), *self._notes]:
             self.say(f"netplugin: {text}")
+        self._notes.clear()  # a list that is watched is printed again
         return status
 
 
