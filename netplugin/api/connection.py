@@ -127,7 +127,7 @@ class _Unix(http.client.HTTPConnection):
 
 
 class Connection:
-    """To one agent. Use it as a context manager or call ``close``; not thread-safe.
+    """To one agent. Use it as a context manager or call ``close``.
 
     Every method raises the errors of ``netplugin.api.errors``: those that the agent returns, and
     ``BackendUnavailable`` or ``OperationTimeout`` if the agent cannot be reached.
@@ -158,7 +158,10 @@ class Connection:
         self._headers = {"Authorization": f"Bearer {checked_token(token)}"} if token else {}
         self._tls = tls(verify, cert) if self.url.startswith("https:") else None
         self._path = "" if self.url.startswith(UNIX) else urlsplit(self.url).path
-        self._http = self._made()
+        #: The process at the other end of the UNIX socket, if it was reached.
+        self.peer: int | None = None
+        #: Those that wait for the next call: calls of several threads have one each.
+        self._idle: list[http.client.HTTPConnection] = []
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ, timeout_s: float = 60) -> Self:
@@ -180,7 +183,8 @@ class Connection:
         )
 
     def close(self) -> None:
-        self._http.close()
+        while self._idle:
+            self._idle.pop().close()
 
     def __enter__(self) -> Self:
         return self
@@ -189,11 +193,6 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def peer(self) -> int | None:
-        """The process at the other end of the UNIX socket, if it was reached."""
-        return self._http.peer if isinstance(self._http, _Unix) else None
 
     def call(
         self,
@@ -216,20 +215,19 @@ class Connection:
         )
         if self.override and method in ("PUT", "DELETE"):
             sent["Netplugin-Override"] = "true"
-        if self._http.sock is not None and _has_ended(self._http.sock):
-            self._http.close()
-        patience, connected = self.timeout_s + more_s, False
+        made, patience, connected = self._taken(), self.timeout_s + more_s, False
         try:
             with self.waiting():
-                self._connect(self._http, patience)
+                self._connect(made, patience)
                 connected = True
-                self._http.request(method, self._target(path, parameters), body and body.encode(), sent)
-                answer = self._answer(f"{method} {self._base}{path}", self._http.getresponse())
+                made.request(method, self._target(path, parameters), body and body.encode(), sent)
+                answer = self._answer(f"{method} {self._base}{path}", made.getresponse())
         except (OSError, http.client.HTTPException) as failed:
-            self._http.close()
+            made.close()
             raise self._unreached(
                 failed, patience if connected else None, changes and method != "GET"
             ) from failed
+        self._idle.append(made)
         if not 200 <= answer.status < 300 and answer.status not in expected:
             raise answer.error()
         return answer
@@ -276,9 +274,20 @@ class Connection:
             return http.client.HTTPConnection(host, parts.port, timeout=connect_s)
         return http.client.HTTPSConnection(host, parts.port, timeout=connect_s, context=self._tls)
 
+    def _taken(self) -> http.client.HTTPConnection:
+        try:
+            made = self._idle.pop()
+        except IndexError:
+            return self._made()
+        if made.sock is not None and _has_ended(made.sock):
+            made.close()
+        return made
+
     def _connect(self, made: http.client.HTTPConnection, patience_s: float) -> None:
+        self.peer = None
         if made.sock is None:
             made.connect()
+        self.peer = made.peer if isinstance(made, _Unix) else None
         made.sock.settimeout(patience_s)
 
     def _unreached(
