@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "host_verify_effect": "host verify effect",
     "fleet": "fleet status, fleet hosts, fleet ports, fleet explain, fleet drain, fleet roll, fleet accept, "
     "fleet init",
+    "init": "init",
 }
 
 
