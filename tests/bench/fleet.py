@@ -35,7 +35,7 @@ from netplugin.fleet.writer import Writer
 from tests.bench import machine
 from tests.bench.process import taken
 from tests.lab import in_memory
-from tests.lab.etcd import PrivateEtcd
+from tests.lab.etcd import PrivateEtcd, release
 from tests.lab.memory_hosts import NETWORK, HostProcess, network_spec, port_spec
 from tests.lab.processes import run
 
@@ -393,7 +393,6 @@ def main() -> int:
     parser.add_argument("--idle", type=float, default=60.0, help="seconds of idle traffic")
     parser.add_argument("--rounds", type=int, default=3, help="changes of the network of all hosts")
     options = parser.parse_args()
-    version = run(["etcd", "--version"]).split("\n")[0].split()[-1]
     load = machine.load()
     with in_memory.directory() as directory, PrivateEtcd(Path(directory) / "etcd") as etcd:
         bench = Bench(etcd, options)
@@ -405,7 +404,7 @@ def main() -> int:
             say("stopped; the log of the hosts is /tmp/netplugin-fleet-hosts.log")
             raise
         finally:
-            report(bench, f"etcd {version}, {options.hosts} hosts in {options.processes} processes", load)
+            report(bench, f"etcd {release()}, {options.hosts} hosts in {options.processes} processes", load)
     return 1 if bench.faults else 0
 
 

@@ -1,12 +1,16 @@
-"""A private etcd: one member or several on loopback, in one directory, with TLS and client certificates."""
+"""A private etcd: one member or several on loopback, in one directory, with TLS and client certificates.
+
+``NETPLUGIN_ETCD_DIR`` is a directory with the programs of another release than the one in the PATH.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,12 @@ from tests.lab.certificates import Pki
 from tests.lab.processes import CommandError, Daemon, Running, run, wait_for
 
 START_DEADLINE_S = 30.0
-#: The environment of ``etcdctl``, whose default before 3.4 was the API before v3.
-_CTL = {"ETCDCTL_API": "3"}
+_PROGRAMS = Path(os.environ.get("NETPLUGIN_ETCD_DIR") or "")
+_ETCD, _CTL, _UTL = (_PROGRAMS / name for name in ("etcd", "etcdctl", "etcdutl"))
+# Before 3.4 etcdctl's default was the API before v3.
+_API = {"ETCDCTL_API": "3"}
+# Of member 0: by its group a filter tells what a member sends from what the others do.
+_GROUP = 61_000
 
 
 class PrivateEtcd(Running):
@@ -73,10 +81,12 @@ class PrivateEtcd(Running):
 
     def ctl(self, *arguments: str | Path, stdin: str | None = None) -> str:
         """What ``etcdctl`` prints, as the user root."""
-        cert, key = self.pki.agent, self.pki.agent_key
-        tls = ["--cacert", self.pki.ca, "--cert", cert, "--key", key]
-        where = ["--endpoints", ",".join(self.endpoints), "--command-timeout", "10s"]
-        return run(["etcdctl", *tls, *where, *arguments], env=_CTL, stdin=stdin)
+        return self._ctl(self.endpoints, *arguments, stdin=stdin)
+
+    def _ctl(self, endpoints: Sequence[str], *arguments: str | Path, stdin: str | None = None) -> str:
+        tls = ["--cacert", self.pki.ca, "--cert", self.pki.agent, "--key", self.pki.agent_key]
+        where = ["--endpoints", ",".join(endpoints), "--command-timeout", "10s"]
+        return run([_CTL, *tls, *where, *arguments], env=_API, stdin=stdin)
 
     def put(self, key: str, value: Any) -> int:
         """Returns the revision."""
@@ -115,9 +125,7 @@ class PrivateEtcd(Running):
             self.ctl(*words.split())
 
     def backup(self, file: Path) -> None:
-        cert, key = self.pki.agent, self.pki.agent_key
-        tls = ["--cacert", self.pki.ca, "--cert", cert, "--key", key]
-        run(["etcdctl", *tls, "--endpoints", self.endpoints[0], "snapshot", "save", file], env=_CTL)
+        self._ctl(self.endpoints[:1], "snapshot", "save", file)
 
     def restore(self, file: Path) -> None:
         """Stop all members, and start them with a backup, as etcd's page on disaster recovery has it."""
@@ -125,7 +133,8 @@ class PrivateEtcd(Running):
         for number, member in enumerate(self.members):
             shutil.rmtree(self.directory / member.name)
             made = ["--data-dir", self.directory / member.name, *self._cluster(number)]
-            run(["etcdctl", "snapshot", "restore", file, *made], env=_CTL)
+            # That of 3.6 does not restore; Debian 12 has no etcdutl.
+            run([shutil.which(_UTL) or _CTL, "snapshot", "restore", file, *made], env=_API)
         self.start()
 
     def replace_cluster(self) -> None:
@@ -137,8 +146,31 @@ class PrivateEtcd(Running):
             member.args = tuple(map(str, self._command(number)))
         self.start()
 
+    @contextmanager
+    def cut_off(self, number: int) -> Iterator[None]:
+        """Nothing goes between a member and the others, in a sandbox; clients reach it still."""
+        own, others = self._peer_ports[number], [*self._peer_ports]
+        others.remove(own)
+        table = "ip etcd-cut"
+        chain = "{ type filter hook output priority 0; }"
+        ports = f"{{ {', '.join(map(str, others))} }}"
+        # What it dials, and what dials it, with the answers.
+        sent = f"meta skgid {_GROUP + number} tcp dport {ports} drop"
+        run(["nft", "add", "table", *table.split()])
+        try:
+            run(["nft", f"add chain {table} out {chain}"])
+            for rule in (sent, f"tcp dport {own} drop", f"tcp sport {own} drop"):
+                run(["nft", f"add rule {table} out {rule}"])
+            yield
+        finally:
+            run(["nft", "delete", "table", *table.split()])
+
+    @property
+    def _peer_ports(self) -> Sequence[int]:
+        return self._ports[1::2]
+
     def _cluster(self, number: int) -> list[str]:
-        peers = [f"m{n}=https://127.0.0.1:{port}" for n, port in enumerate(self._ports[1::2])]
+        peers = [f"m{n}=https://127.0.0.1:{port}" for n, port in enumerate(self._peer_ports)]
         return [
             *("--name", f"m{number}", "--initial-cluster", ",".join(peers)),
             *("--initial-advertise-peer-urls", peers[number].partition("=")[2]),
@@ -147,7 +179,8 @@ class PrivateEtcd(Running):
 
     def _command(self, number: int) -> list[str | Path]:
         client, peer = (f"https://127.0.0.1:{port}" for port in self._ports[2 * number : 2 * number + 2])
-        command: list[str | Path] = ["etcd", "--data-dir", self.directory / f"m{number}"]
+        command: list[str | Path] = ["setpriv", "--regid", str(_GROUP + number), "--clear-groups"]
+        command += ["--pdeathsig", "KILL", _ETCD, "--data-dir", self.directory / f"m{number}"]
         command += [*self._cluster(number), "--initial-cluster-state", "new", "--listen-peer-urls", peer]
         command += ["--listen-client-urls", client, "--advertise-client-urls", client]
         command += ["--logger", "zap", "--log-outputs", "stderr"]
@@ -157,6 +190,11 @@ class PrivateEtcd(Running):
         for name, value in self._options.items():
             command += [f"--{name}={value}"]
         return command
+
+
+def release() -> str:
+    """Such as 3.4.23."""
+    return run([_ETCD, "--version"]).split("\n")[0].split()[-1]
 
 
 def permissions(host: str) -> list[list[str]]:
