@@ -179,6 +179,28 @@ def test_a_silent_connection_is_noticed(etcd: PrivateEtcd, monkeypatch: pytest.M
         etcd.members[0].resume()
 
 
+def test_a_watch_of_what_is_to_come_is_kept_while_nobody_writes(
+    etcd: PrivateEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Etcd, "timeout_s", 1.0)
+
+    async def work() -> None:
+        async with client(etcd, quiet_s=0.2) as made:
+            watching = aiter(made.watch("/calm/", (await made.read("/calm/")).revision + 1))
+            begun = time.monotonic()
+            following = asyncio.ensure_future(next_with_changes(watching))
+            while time.monotonic() < begun + 4:
+                await asyncio.sleep(0.1)
+                assert not following.done()
+            # Others come to its revision, and then itself.
+            for key in ("/other", "/other", "/calm/a"):
+                await made.change({key: b"1"})
+                await asyncio.sleep(0.5)
+            assert [kv.key for kv in await following] == ["/calm/a"]
+
+    run(work())
+
+
 def test_what_goes_on_when_a_connection_is_closed_ends_with_an_error(etcd: PrivateEtcd) -> None:
     """Not as cancelled, as gRPC has it: the task would end with that, and nobody follow etcd any more."""
 
@@ -195,6 +217,13 @@ def test_what_goes_on_when_a_connection_is_closed_ends_with_an_error(etcd: Priva
             await made.read("/closed/")  # by a new one
 
     run(work())
+
+
+async def next_with_changes(watching: AsyncIterator[tuple[KeyValue, ...]]) -> tuple[KeyValue, ...]:
+    async for changes in watching:
+        if changes:
+            return changes
+    raise AssertionError("the watch has ended")
 
 
 async def next_of(watching: AsyncIterator[tuple[KeyValue, ...]]) -> tuple[KeyValue, ...]:
@@ -354,8 +383,10 @@ def test_a_client_goes_on_with_the_members_that_are_left(tmp_path: Path) -> None
         async def work() -> None:
             async with client(etcd, quiet_s=0.5) as made:
                 revision = (await made.read("/a/")).revision
-                watching = aiter(made.watch("/a/", revision + 1))
-                await next_of(watching)
+                watching = aiter(made.watch("/a/", revision))
+                await made.change({"/a/b": b""})
+                while not await next_of(watching):
+                    pass
                 etcd.members[0].kill()
                 with pytest.raises(EtcdUnavailable):
                     while True:
