@@ -60,7 +60,8 @@ _USER = (
     "give the user, the common name of the certificate or that of the options, its role: netplugin fleet init"
 )
 _SPACE = "compact and defragment etcd, or raise --quota-backend-bytes; then etcdctl alarm disarm"
-#: INTERNAL is of gRPC: a write to a connection that has just ended.
+#: INTERNAL is of gRPC: a write to a connection that has just ended. "context deadline exceeded" is of a member
+#: that gave up.
 _AWAY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL", "RESOURCE_EXHAUSTED")
 #: By the status of gRPC and a part of its text, the first that fits: the error, and its fix.
 _MEANINGS: tuple[tuple[str, str, type[EtcdError], str | None], ...] = (
@@ -73,7 +74,7 @@ _MEANINGS: tuple[tuple[str, str, type[EtcdError], str | None], ...] = (
     ("INVALID_ARGUMENT", "user name is empty", TokenRefused, _USER),
     ("INVALID_ARGUMENT", "revision of auth store is old", TokenRefused, _USER),
     ("UNAVAILABLE", "SSL", EtcdUnavailable, f"compare the certificates with those of etcd ({FILES})"),
-    ("UNKNOWN", "Stream removed", EtcdUnavailable, LOOK),
+    *(("UNKNOWN", text, EtcdUnavailable, LOOK) for text in ("Stream removed", "context ")),
     *((code, "", EtcdUnavailable, LOOK) for code in _AWAY),
 )
 

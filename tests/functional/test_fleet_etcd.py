@@ -20,6 +20,7 @@ from netplugin.fleet.errors import (
     EtcdFull,
     EtcdUnavailable,
     LeaseLost,
+    explained,
 )
 from netplugin.fleet.etcd import Credentials, Etcd, KeyValue
 from netplugin.fleet.names import Ref
@@ -375,6 +376,12 @@ def test_a_full_database_is_reported_and_read(tmp_path: Path) -> None:
                 assert (await made.read("/full/")).items
 
         run(work())
+
+
+def test_a_member_that_gives_up_a_call_is_one_that_cannot_be_reached() -> None:
+    """In the words of 3.4.23, when it gives up before its client does: whether it was done is not known."""
+    error = explained("UNKNOWN", "context deadline exceeded", "KV/Txn", "127.0.0.1:1")
+    assert isinstance(error, EtcdUnavailable) and error.retryable
 
 
 def test_a_client_goes_on_with_the_members_that_are_left(tmp_path: Path) -> None:
