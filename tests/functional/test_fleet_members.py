@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -50,7 +49,7 @@ async def _members_come_and_go(etcd: PrivateEtcd) -> None:
         for host in made:
             await writer.put(host.name, NETWORK, network_spec(1))
         await all_have(0)
-        leader = _leader(etcd)
+        leader = etcd.leader()
         other = (leader + 1) % 3
         etcd.members[other].kill()
         await all_have(1)
@@ -67,12 +66,6 @@ async def _members_come_and_go(etcd: PrivateEtcd) -> None:
         etcd.start()
         await all_have(4)
         assert not any(host.removed or host.state["failures"] for host in made)
-
-
-def _leader(etcd: PrivateEtcd) -> int:
-    """The member that leads: of ``etcdctl endpoint status``, one entry for each endpoint, in their order."""
-    found = [each["Status"] for each in json.loads(etcd.ctl("endpoint", "status", "--write-out", "json"))]
-    return [each["header"]["member_id"] for each in found].index(found[0]["leader"])
 
 
 async def _until(holds: Callable[[], bool]) -> None:

@@ -105,6 +105,12 @@ class PrivateEtcd(Running):
         status = json.loads(self.ctl("endpoint", "status", "--write-out", "json"))
         return max(int(each["Status"]["header"]["revision"]) for each in status)
 
+    def leader(self) -> int:
+        """The number of the member that leads: ``endpoint status`` has one entry for each, in their order."""
+        found = json.loads(self.ctl("endpoint", "status", "--write-out", "json"))
+        ids = [each["Status"]["header"]["member_id"] for each in found]
+        return ids.index(found[0]["Status"]["leader"])
+
     # -- what operators do -----------------------------------------------------------------------
 
     def enable_auth(self, *hosts: str) -> None:

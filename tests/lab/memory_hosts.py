@@ -36,7 +36,8 @@ from netplugin.backend import Change
 from netplugin.fleet import values
 from netplugin.fleet.etcd import Credentials, Etcd
 from netplugin.fleet.names import Ref
-from netplugin.fleet.writer import Writer
+from netplugin.fleet.reports import refs
+from netplugin.fleet.writer import Writer, Written, written
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.shared import Host
 from tests.lab.processes import run
@@ -56,6 +57,24 @@ def port_spec(number: int, **fields: Any) -> dict[str, Any]:
 
 def network_spec(number: int) -> dict[str, Any]:
     return {"type": "vxlan", "vni": 5001, "peers": [f"10.1.{number >> 8}.{number & 255}"]}
+
+
+async def history(etcd: Etcd) -> dict[tuple[str, Ref], list[Written]]:
+    """All values that an object ever had, of each host, if nothing has compacted them."""
+    prefix = values.root("desired")
+    last = await etcd.change({f"{prefix}end": b""})
+    found: dict[tuple[str, Ref], list[Written]] = {}
+    async for changes in etcd.watch(prefix, 1):
+        for host, ref, kv in refs(kv for kv in changes if not kv.is_deleted):
+            found.setdefault((host, ref), []).append(written(host, ref, kv.mod_revision, kv.value))
+        if changes and changes[-1].mod_revision == last:
+            break
+    return found
+
+
+def removals(there: Sequence[Written]) -> int:
+    """Of these values, how many request that the object goes."""
+    return sum(each.desired is not None and each.desired.deleted for each in there)
 
 
 @cache
@@ -147,15 +166,8 @@ class _Program:
         """Its certificate has the key of the agent's, which saves half of the time."""
         pki, cert = self._directory, self._directory / f"{name}.pem"
         if not cert.exists():
-            ca: list[str | Path] = [
-                "-CA",
-                pki / "ca.pem",
-                "-CAkey",
-                pki / "ca.key",
-                "-key",
-                pki / "agent.key",
-            ]
-            run(["openssl", "req", "-x509", *ca, "-subj", f"/CN={name}", "-days", "2", "-out", cert])
+            keys = ["-CA", pki / "ca.pem", "-CAkey", pki / "ca.key", "-key", pki / "agent.key"]
+            run(["openssl", "req", "-x509", *keys, "-subj", f"/CN={name}", "-days", "2", "-out", cert])
         return Credentials(pki / "ca.pem", cert, pki / "agent.key")
 
     async def certify(self) -> None:
@@ -246,24 +258,21 @@ class _Program:
 
     async def _write(self, hosts: Sequence[str], ports: int, order: random.Random) -> None:
         pki = self._directory
-        writer = Writer(
-            Etcd(self._endpoints, Credentials(pki / "ca.pem", pki / "agent.pem", pki / "agent.key"))
-        )
+        root = Credentials(pki / "ca.pem", pki / "agent.pem", pki / "agent.key")
+        writer = Writer(Etcd(self._endpoints, root))
         while True:
             host, number = order.choice(hosts), order.randrange(ports)
-            ref, spec = (
-                Ref.of(f"port/p{number}"),
-                port_spec(number, qos={"egress_kbps": order.randrange(1, 99)}),
-            )
+            ref = Ref.of(f"port/p{number}")
+            spec = port_spec(number, qos={"egress_kbps": order.randrange(1, 99)})
             with suppress(NetpluginError):  # another writer was there, or etcd is away for long
                 there = await writer.get(host, ref)
                 after = there.generation if there else None
                 if there is not None and there.spec is not None and order.random() < 0.3:
-                    written = await writer.delete(host, ref, after=after)
+                    mine = await writer.delete(host, ref, after=after)
                 else:
-                    written = await writer.put(host, ref, spec, after=after)
+                    mine = await writer.put(host, ref, spec, after=after)
                 if order.random() < 0.3:
-                    await writer.verified(written, within_s=10)
+                    await writer.verified(mine, within_s=10)
             await asyncio.sleep(0.02)
 
 

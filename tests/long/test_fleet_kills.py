@@ -16,13 +16,12 @@ import pytest
 
 from netplugin.api.models import PortSpec
 from netplugin.fleet import values
-from netplugin.fleet.etcd import Etcd
 from netplugin.fleet.names import Kind, Ref
 from netplugin.fleet.reports import refs, reports
 from netplugin.fleet.writer import Writer, written
 from tests.lab import in_memory
 from tests.lab.etcd import PrivateEtcd
-from tests.lab.memory_hosts import NETWORK, HostProcess, network_spec
+from tests.lab.memory_hosts import NETWORK, HostProcess, history, network_spec, removals
 
 pytestmark = pytest.mark.long
 
@@ -115,7 +114,7 @@ class _Kills:
             spec = written(host, ref, kv.mod_revision, kv.value).spec
             if isinstance(spec, PortSpec):
                 desired[host][ref.id] = spec.qos.egress_kbps
-        requested = await _removals(self._root)
+        requested = Counter({key: removals(there) for key, there in (await history(self._root)).items()})
         have: dict[str, dict[str, int | None]] = {}
         removed: Counter[tuple[str, Ref]] = Counter()
         for process in self._agents:
@@ -129,17 +128,3 @@ class _Kills:
         assert have == desired
         assert removed, "a port was removed now and then"
         assert not removed - requested
-
-
-async def _removals(etcd: Etcd) -> Counter[tuple[str, Ref]]:
-    """Of each port, how many removals were ever written: the history is whole, as nothing compacts it."""
-    prefix = values.root("desired")
-    last = await etcd.change({f"{prefix}end": b""})
-    found: Counter[tuple[str, Ref]] = Counter()
-    async for changes in etcd.watch(prefix, 1):
-        for host, ref, kv in refs(kv for kv in changes if not kv.is_deleted):
-            there = written(host, ref, kv.mod_revision, kv.value)
-            found[host, ref] += there.desired is not None and there.desired.deleted
-        if changes and changes[-1].mod_revision == last:
-            break
-    return found
