@@ -1,10 +1,11 @@
 """Figures of a fleet: many agents over hosts in memory, each with its own connection and user, on one etcd.
 
-    python -m tests.lab.sandbox -- python -W ignore -m tests.bench.fleet [--hosts 1000] [--processes 4]
+    python -m tests.lab.sandbox -- python -W ignore -m tests.bench.fleet [--hosts 1000] [--real 20]
 
-In the sandbox nothing else uses the loopback device, whose bytes are those of the fleet. All runs on this
-machine: where its CPUs are busy with a thousand agents, that is in the figures. Exit status 1 if a port was
-removed that nobody has requested to remove, or a change was applied twice.
+Among them are real agents on Linux bridges, in namespaces. In the sandbox nothing else uses the loopback
+device, whose bytes are those of the others. All runs on this machine: where its CPUs are busy with a thousand
+agents, that is in the figures. Exit status 1 if a port was removed that nobody has requested to remove, or a
+change was applied twice.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from netplugin.fleet.writer import Writer
 from tests.bench import machine
 from tests.bench.process import taken
 from tests.lab import in_memory
+from tests.lab.agent import PrivateAgent
+from tests.lab.bridge_hosts import bridge_hosts, network
 from tests.lab.etcd import PrivateEtcd, release
 from tests.lab.memory_hosts import NETWORK, HostProcess, network_spec, port_spec
 from tests.lab.processes import run
@@ -54,7 +57,7 @@ class Reports:
     def __init__(self, etcd: Etcd) -> None:
         self._etcd = etcd
         self.summaries: dict[str, tuple[Summary, float]] = {}
-        self.faults: set[str] = set()
+        self.faults: dict[str, str] = {}
         self.alive: dict[str, float] = {}
         self.dead: dict[str, float] = {}
 
@@ -67,7 +70,7 @@ class Reports:
             with suppress(EtcdError):
                 snapshot = await self._etcd.read(prefix)
                 if part == "reported":
-                    self.summaries, self.faults = {}, set()
+                    self.summaries, self.faults = {}, {}
                 for kv in snapshot.items:
                     take(kv.key.removeprefix(prefix), kv.value)
                 async for changes in self._etcd.watch(prefix, snapshot.revision + 1):
@@ -77,8 +80,10 @@ class Reports:
 
     def _reported(self, path: str, value: bytes | None) -> None:
         host, _, name = path.partition("/")
-        if name != "summary":
-            (self.faults.discard if value is None else self.faults.add)(path)
+        if name != "summary" and value is None:
+            self.faults.pop(path, None)
+        elif name != "summary":
+            self.faults[path] = (value or b"").decode()
         elif value is not None:
             self.summaries[host] = Summary.model_validate_json(value), time.monotonic()
 
@@ -99,7 +104,8 @@ class Reports:
                     last = time.monotonic()
                 if time.monotonic() > next_s:
                     next_s = time.monotonic() + 10
-                    say(f"... {len(open_hosts)} hosts to go, {len(self.faults)} faults")
+                    first = "".join(f", {path} {why}" for path, why in [*self.faults.items()][:1])
+                    say(f"... {len(open_hosts)} hosts to go, {len(self.faults)} faults{first}")
                 await asyncio.sleep(0.005 if len(open_hosts) <= 1 else 0.05)
         return last
 
@@ -111,6 +117,9 @@ class Bench:
         shares = [self.hosts[n :: options.processes] for n in range(options.processes)]
         self.processes = [HostProcess(etcd.directory, etcd.endpoints, share) for share in shares]
         dead = [f"dead{number}" for number in range(_DEAD)]
+        self.real_names = [f"r{number}" for number in range(options.real)]
+        #: The real agents, once they run.
+        self.real: dict[str, PrivateAgent] = {}
         self.victims = HostProcess(etcd.directory, etcd.endpoints, dead)
         self.idle_s: float = options.idle
         self.rounds: int = options.rounds
@@ -127,15 +136,26 @@ class Bench:
         self.rows.append((what, figure, goal, "" if met is None else "yes" if met else "no"))
         say(f"{what}: {figure}")
 
+    @property
+    def everyone(self) -> list[str]:
+        return [*self.hosts, *self.real]
+
     async def run(self) -> None:
         following: asyncio.Task[None] | None = None
+        real = ExitStack()
         try:
             await self.prepare()
             raw_one_s, raw_all_s, answered_s, bare = await self.raw()
             await self.all("make")
             following = asyncio.create_task(self.reports.keep())
+            self.real = real.enter_context(bridge_hosts(self.etcd, self.real_names))
+            say(f"{len(self.real)} real agents follow etcd")
+            await self.desire(list(self.real))
             await self.hold(bare)
-            await self.one_port(raw_one_s)
+            own = [took for found in await self.all("own", 5) for took in found]
+            await self.one_port("one port", self.hosts, own, raw_one_s)
+            if self.real:
+                await self.one_port("one port of a real agent", list(self.real), self.own(), raw_one_s)
             await self.network(raw_all_s, answered_s)
             await self.dead_and_idle()
             await self.killed()
@@ -147,6 +167,7 @@ class Bench:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
             await self.root.close()
+            real.close()
 
     async def all(self, name: str, *arguments: Any) -> list[Any]:
         return list(await asyncio.gather(*(each.call(name, *arguments) for each in self.processes)))
@@ -154,23 +175,47 @@ class Bench:
     async def states(self) -> dict[str, dict[str, Any]]:
         return {host: state for found in await self.all("state") for host, state in found.items()}
 
+    async def ports(self) -> dict[str, set[str]]:
+        """Of each host, what it has."""
+        found = {host: set(ports) for each in await self.all("ports") for host, ports in each.items()}
+        return found | {name: real_ports(agent) for name, agent in self.real.items()}
+
+    def own(self) -> list[float]:
+        """Seconds of a PUT of another port to each real agent, as a caller of its API has it."""
+        took = []
+        for agent in self.real.values():
+            begun = time.monotonic()
+            status, answer = agent.call("PUT", "/v1/ports/own", on_bridge(port_spec(200, vm_id="own")))
+            took.append(time.monotonic() - begun)
+            assert status in (200, 201), answer
+        return took
+
     # -- writes ----------------------------------------------------------------------------------
 
     async def write(self, ref: Ref, spec: Mapping[str, Any], hosts: Sequence[str] = ()) -> int:
         """Desire this on each of these hosts, or all. Returns the last revision."""
         self._number += 1
         revision = 0
-        value = json.dumps({"generation": 1_000_000 * self._number, "spec": spec}).encode()
-        hosts = hosts or self.hosts
+        value, real = (
+            json.dumps({"generation": 1_000_000 * self._number, "spec": each}).encode()
+            for each in (spec, on_bridge(spec))
+        )
+        hosts = hosts or self.everyone
         for first in range(0, len(hosts), _KEYS):
-            put = {values.desired_key(host, ref): value for host in hosts[first : first + _KEYS]}
+            some = hosts[first : first + _KEYS]
+            put = {values.desired_key(host, ref): real if host in self.real else value for host in some}
             revision = await self.root.change(put) or 0
-            self.newest |= dict.fromkeys(hosts[first : first + _KEYS], revision)
+            self.newest |= dict.fromkeys(some, revision)
         return revision
+
+    async def desire(self, hosts: Sequence[str] = ()) -> None:
+        await self.write(NETWORK, network_spec(1), hosts)
+        for number in range(_PORTS):
+            await self.write(Ref.of(f"port/p{number}"), port_spec(number), hosts)
 
     async def in_sync(self, within_s: float = 300) -> float:
         """When the last host has carried out what etcd has for it."""
-        return await self.reports.verified({host: self.newest[host] for host in self.hosts}, within_s)
+        return await self.reports.verified({host: self.newest[host] for host in self.everyone}, within_s)
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -181,16 +226,14 @@ class Bench:
         say(f"{len(self.hosts)} certificates made")
         clients = [Etcd(self.etcd.endpoints, self.user) for _ in range(8)]
         makers = [Access(each) for each in clients]
-        names = [*self.hosts, *self.victims.names]
+        names = [*self.hosts, *self.real_names, *self.victims.names]
         await makers[0].init([], [("agent", "root")])
         await asyncio.gather(*(each.init(names[n :: len(makers)], []) for n, each in enumerate(makers)))
         await makers[0].enable()
         for each in clients:
             await each.close()
         say("users and roles made, access control is on")
-        await self.write(NETWORK, network_spec(1))
-        for number in range(_PORTS):
-            await self.write(Ref.of(f"port/p{number}"), port_spec(number))
+        await self.desire()
         say(f"{_PORTS} ports and a network desired for each host")
 
     def rss_kb(self) -> float:
@@ -208,10 +251,9 @@ class Bench:
         one, every, answered = list[float](), list[float](), list[float]()
         for number in range(_CHANGES):
             host = random.choice(self.hosts)
+            spec = port_spec(0, qos={"egress_kbps": 1000 + number})
             begun = time.monotonic()
-            revision = await self.write(
-                Ref.of("port/p0"), port_spec(0, qos={"egress_kbps": 10 + number}), [host]
-            )
+            revision = await self.write(Ref.of("port/p0"), spec, [host])
             (process,) = [each for each in self.processes if host in each.names]
             one.append(await process.call("seen", revision, [host]) - begun)
             await asyncio.sleep(0.1)
@@ -237,27 +279,26 @@ class Bench:
         held = sum(state["connected"] for state in states.values())
         self.row("hosts at once", f"{held} of {len(states)}", "1,000", held >= 1000)
         took = f"{at - begun:.0f} s until all are in sync ({_PORTS} ports each)"
+        say(f"memory of the machine: {free_mb()} MB are left")
         self.row("all hosts start at once", took, "", None)
         await asyncio.sleep(10)
         each_kb = (self.rss_kb() - bare_kb) / len(self.hosts)
         more = f"RSS {bare_kb / 1024:.0f} MB without, {self.rss_kb() / 1024:.0f} MB with them"
         self.row("memory of etcd for a host", f"{each_kb:.0f} kB ({more})", "<= 60 kB", each_kb <= 60)
 
-    async def one_port(self, raw_s: float) -> None:
-        own = [took for found in await self.all("own", 5) for took in found]
+    async def one_port(self, what: str, hosts: Sequence[str], own: Sequence[float], raw_s: float) -> None:
         took = []
         for number in range(_CHANGES):
-            host = random.choice(self.hosts)
+            host = random.choice(hosts)
+            spec = port_spec(1, qos={"egress_kbps": 1000 + number})
             begun = time.monotonic()
-            revision = await self.write(
-                Ref.of("port/p1"), port_spec(1, qos={"egress_kbps": 10 + number}), [host]
-            )
+            revision = await self.write(Ref.of("port/p1"), spec, [host])
             took.append(await self.reports.verified({host: revision}) - begun)
             await asyncio.sleep(0.3)
         together = raw_s + statistics.median(own)
         ratio = statistics.median(took) / together
         compared = f"raw {raw_s * 1e3:.1f} ms + own {figure(own)}"
-        self.row("one port, written to verified", f"{figure(took)} ({compared})", "", None)
+        self.row(f"{what}, written to verified", f"{figure(took)} ({compared})", "", None)
         self.row("its ratio to their sum", f"{ratio:.2f}", "<= 3", ratio <= 3)
 
     async def network(self, raw_s: float, answered_s: float) -> None:
@@ -321,7 +362,7 @@ class Bench:
         self.etcd.backup(copy)
         await self.write(Ref.of("port/late"), port_spec(150))
         await self.in_sync()
-        had = {host: n for found in await self.all("ports") for host, n in found.items()}
+        had = await self.ports()
         self.etcd.restore(copy)
         begun = time.monotonic()
 
@@ -330,26 +371,24 @@ class Bench:
 
         await until(refuses, 600)
         say(f"an older copy is refused by all hosts after {time.monotonic() - begun:.0f} s")
-        self._kept("an older copy restored", had, await self.all("ports"), await self.states())
+        await self._kept("an older copy restored", had, await self.states())
         # Accepted, what it does not have stays too.
         await accept(Writer(self.root), (await self.root.read(values.alive_key("h0"))).revision)
         begun = time.monotonic()
         await until(lambda: self._unlisted(1), 600)
         say(f"accepted, and {time.monotonic() - begun:.0f} s later all hosts follow it")
-        self._kept("and accepted", had, await self.all("ports"), await self.states())
+        await self._kept("and accepted", had, await self.states())
         self.etcd.ctl("del", values.root("desired"), "--prefix")
         await until(lambda: self._unlisted(_PORTS + 3), 600)
-        self._kept("the prefix deleted", had, await self.all("ports"), await self.states())
+        await self._kept("the prefix deleted", had, await self.states())
 
     async def _unlisted(self, number: int) -> bool:
-        found = [self.reports.summaries.get(host) for host in self.hosts]
+        found = [self.reports.summaries.get(host) for host in self.everyone]
         return all(s is not None and s[0].counts.get("unlisted") == number for s in found)
 
-    def _kept(
-        self, what: str, had: Mapping[str, Any], found: Sequence[Mapping[str, Any]], states: Mapping[str, Any]
-    ) -> None:
-        have = {host: ports for each in found for host, ports in each.items()}
-        gone = sum(len(set(ports) - set(have[host])) for host, ports in had.items())
+    async def _kept(self, what: str, had: Mapping[str, set[str]], states: Mapping[str, Any]) -> None:
+        have = await self.ports()
+        gone = sum(len(ports - have[host]) for host, ports in had.items())
         gone = max(gone, sum(sum(state["removed"].values()) for state in states.values()))
         everything = sum(map(len, had.values()))
         self.row(f"{what}: ports removed", f"{gone} of {everything}", "0", gone == 0)
@@ -363,6 +402,21 @@ class Bench:
         printed = await asyncio.to_thread(run, ["curl", "-sf", *files, url])
         lines = [line for line in printed.splitlines() if line.startswith("etcd_network_client_grpc_")]
         return sum(int(float(line.split()[-1])) for line in lines)
+
+
+def on_bridge(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The same object for a real agent."""
+    return {**spec, **({"backend": "linuxbridge"} if "backend" in spec else {})}
+
+
+def real_ports(agent: PrivateAgent) -> set[str]:
+    """Those that are active: a port that somebody has removed is not."""
+    return {port["port_id"] for port in agent.get("/v1/ports")[1] if port["state"] == "active"}
+
+
+def free_mb() -> int:
+    line = next(x for x in Path("/proc/meminfo").read_text().splitlines() if x.startswith("MemAvailable"))
+    return int(line.split()[1]) >> 10
 
 
 def lo_bytes() -> int:
@@ -389,12 +443,17 @@ async def until(condition: Callable[[], Awaitable[bool]], within_s: float) -> No
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.fleet")
     parser.add_argument("--hosts", type=int, default=1000)
+    parser.add_argument("--real", type=int, default=20, help="real agents among them")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--idle", type=float, default=60.0, help="seconds of idle traffic")
     parser.add_argument("--rounds", type=int, default=3, help="changes of the network of all hosts")
     options = parser.parse_args()
     load = machine.load()
-    with in_memory.directory() as directory, PrivateEtcd(Path(directory) / "etcd") as etcd:
+    with (
+        in_memory.directory() as directory,
+        network() as address,
+        PrivateEtcd(Path(directory) / "etcd", address=address) as etcd,
+    ):
         bench = Bench(etcd, options)
         try:
             asyncio.run(bench.run())
@@ -404,7 +463,8 @@ def main() -> int:
             say("stopped; the log of the hosts is /tmp/netplugin-fleet-hosts.log")
             raise
         finally:
-            report(bench, f"etcd {release()}, {options.hosts} hosts in {options.processes} processes", load)
+            hosts = f"{options.hosts} hosts in {options.processes} processes and {options.real} real agents"
+            report(bench, f"etcd {release()}, {hosts}", load)
     return 1 if bench.faults else 0
 
 

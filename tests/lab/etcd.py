@@ -30,13 +30,20 @@ _GROUP = 61_000
 class PrivateEtcd(Running):
     """Members may be killed, paused and started again one by one; the data is kept until the directory goes.
 
-    ``options``: more of etcd's own, without the dashes.
+    ``options``: more of etcd's own, without the dashes. ``address``: where clients reach it.
     """
 
-    def __init__(self, directory: Path, members: int = 1, options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        members: int = 1,
+        options: Mapping[str, str] | None = None,
+        address: str = "127.0.0.1",
+    ) -> None:
         directory.mkdir(parents=True)
         self.directory = directory
         self.pki = Pki(directory)
+        self._address = address
         self._ports = _free_ports(2 * members)
         self._options = dict(options or {})
         self._epoch = 0
@@ -47,7 +54,7 @@ class PrivateEtcd(Running):
 
     @property
     def endpoints(self) -> list[str]:
-        return [f"127.0.0.1:{port}" for port in self._ports[::2]]
+        return [f"{self._address}:{port}" for port in self._ports[::2]]
 
     def start(self) -> None:
         for member in self.members:
@@ -184,7 +191,7 @@ class PrivateEtcd(Running):
         ]
 
     def _command(self, number: int) -> list[str | Path]:
-        client, peer = (f"https://127.0.0.1:{port}" for port in self._ports[2 * number : 2 * number + 2])
+        client, peer = f"https://{self.endpoints[number]}", f"https://127.0.0.1:{self._peer_ports[number]}"
         command: list[str | Path] = ["setpriv", "--regid", str(_GROUP + number), "--clear-groups"]
         command += ["--pdeathsig", "KILL", _ETCD, "--data-dir", self.directory / f"m{number}"]
         command += [*self._cluster(number), "--initial-cluster-state", "new", "--listen-peer-urls", peer]
