@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from netplugin.fleet.access import ROOT, Access
 from netplugin.fleet.etcd import Credentials, Etcd
 from tests.lab.certificates import Pki
 from tests.lab.processes import CommandError, Daemon, Running, run, wait_for
@@ -121,21 +123,16 @@ class PrivateEtcd(Running):
     # -- what operators do -----------------------------------------------------------------------
 
     def enable_auth(self, *hosts: str) -> None:
-        """Users and roles as docs/fleet.md has them for these hosts; ``etcdctl`` here is root's."""
-        for host in hosts:
-            for words in ("user add {} --no-password", "role add {}", "user grant-role {} {}"):
-                self.ctl(*words.replace("{}", host).split())
-            for permission in permissions(host):
-                self.ctl("role", "grant-permission", host, *permission)
-        for words in (
-            "user add root --no-password",
-            "role add root",
-            "user grant-role root root",
-            "user add agent --no-password",
-            "user grant-role agent root",
-            "auth enable",
-        ):
-            self.ctl(*words.split())
+        """Users and roles for these hosts; ``etcdctl`` here is root's."""
+
+        async def work() -> None:
+            client = self.client()
+            access = Access(client)
+            await access.init(hosts, [("agent", ROOT)])
+            await access.enable()
+            await client.close()
+
+        asyncio.run(work())
 
     def backup(self, file: Path) -> None:
         self._ctl(self.endpoints[:1], "snapshot", "save", file)
@@ -210,25 +207,9 @@ def release() -> str:
     return run([_ETCD, "--version"]).split("\n")[0].split()[-1]
 
 
-def permissions(host: str) -> list[list[str]]:
-    """Of the role of a host: what it reads and writes, as ``etcdctl role grant-permission`` takes it."""
-    root = "/netplugin/v1"
-    return [
-        ["read", f"{root}/desired/{host}/", "--prefix"],
-        ["readwrite", f"{root}/reported/{host}/", "--prefix"],
-        ["readwrite", f"{root}/alive/{host}"],
-        ["read", f"{root}/accepted"],
-        ["read", f"{root}/accepted/{host}"],
-    ]
-
-
 def _free_ports(number: int) -> Sequence[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    try:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            with closing(each):
-                pass

@@ -111,14 +111,14 @@ def test_the_smaller_side_of_a_partition_refuses_and_joins_the_larger(
     async def work(hosts: Hosts) -> None:
         etcd, user = hosts.etcd, hosts.etcd.credentials()
         number = (etcd.leader() + (role == "follower")) % 3
-        there = [etcd.endpoints[number]]
-        smaller = Etcd(there, user)
+        cut = [etcd.endpoints[number]]
+        smaller = Etcd(cut, user)
         larger = Etcd([each for each in etcd.endpoints if each != etcd.endpoints[number]], user)
         alone, others = hosts.all[number], [host for host in hosts.all if host is not hosts.all[number]]
         before = alone.ports()
         assert set(before) == {KEPT.id, GOES.id, DISPUTED.id}
         with etcd.cut_off(number):
-            writing = [asyncio.create_task(_disputed(Etcd(there, user), host.name)) for host in hosts.all]
+            writing = [asyncio.create_task(_disputed(Etcd(cut, user), host.name)) for host in hosts.all]
             writer = Writer(larger, write_s=DEADLINE_S)
             for kbps in (20, 30):
                 wrote = [await hosts.write(host, KEPT, kbps, writer) for host in others]

@@ -17,7 +17,7 @@ import pytest
 from netplugin.api.models import PortSpec
 from netplugin.fleet import values
 from netplugin.fleet.names import Kind, Ref
-from netplugin.fleet.reports import refs, reports
+from netplugin.fleet.reports import Report, refs, reports
 from netplugin.fleet.writer import Writer, written
 from tests.lab import in_memory
 from tests.lab.etcd import PrivateEtcd
@@ -100,11 +100,7 @@ class _Kills:
                     newest[host] = max(newest[host], kv.mod_revision)
                 reported = await self._root.read(values.root("reported"))
                 found = reports(reported, await self._root.read(values.root("alive")))
-                faults = {host: each.faults for host, each in found.items() if each.faults}
-                if not faults and all(
-                    host in found and found[host].is_alive and found[host].has_carried_out(newest[host])
-                    for host in self._hosts
-                ):
+                if all(_is_in_sync(found.get(host), newest[host]) for host in self._hosts):
                     return
 
     async def _compare(self) -> None:
@@ -128,3 +124,9 @@ class _Kills:
         assert have == desired
         assert removed, "a port was removed now and then"
         assert not removed - requested
+
+
+def _is_in_sync(report: Report | None, revision: int) -> bool:
+    if report is None or report.summary is None or not report.is_alive or report.off or report.unreadable:
+        return False
+    return report.summary.refused is None and report.summary.revision >= revision
