@@ -101,6 +101,9 @@ def test_a_roll_over_three_hosts(fleet: Fleet) -> None:
     process.communicate()
     fleet.agents["h1"].daemon.resume()
     assert [fleet.desired(host) for host in HOSTS] == ["br-new", "br-old", "br-old"]
+    wait_for(lambda: fleet.bridges()["h1"] == ["br-new"], 60, "its agent carries it out all the same")
+    # On a busy machine its lease has run out meanwhile.
+    wait_for(lambda: etcd.get(values.alive_key("h1")), 60, "its agent is connected")
 
     # It goes on there, and stops at a host that refuses: a port is on the bridge.
     status, printed = fleet.run(*roll)
