@@ -60,8 +60,8 @@ _USER = (
     "give the user, the common name of the certificate or that of the options, its role: netplugin fleet init"
 )
 _SPACE = "compact and defragment etcd, or raise --quota-backend-bytes; then etcdctl alarm disarm"
-#: INTERNAL is of gRPC: a write to a connection that has just ended. "context deadline exceeded" is of a member
-#: that gave up.
+#: INTERNAL is of gRPC: a write to a connection that has just ended. UNKNOWN with "context deadline exceeded":
+#: a member has given up.
 _AWAY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL", "RESOURCE_EXHAUSTED")
 #: By the status of gRPC and a part of its text, the first that fits: the error, and its fix.
 _MEANINGS: tuple[tuple[str, str, type[EtcdError], str | None], ...] = (

@@ -262,7 +262,7 @@ class Etcd:
                     await asyncio.wait({reading}, timeout=self.timeout_s)
                     try:
                         unanswered = 0 if reading.done() or not await is_due() else unanswered + 1
-                    except EtcdUnavailable:
+                    except errors.EtcdUnavailable:
                         break
                 return await self._explained(method, channel, asyncio.wait_for(reading, 0))
             finally:

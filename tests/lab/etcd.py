@@ -95,7 +95,8 @@ class PrivateEtcd(Running):
     def _ctl(self, endpoints: Sequence[str], *arguments: str | Path, stdin: str | None = None) -> str:
         tls = ["--cacert", self.pki.ca, "--cert", self.pki.agent, "--key", self.pki.agent_key]
         where = ["--endpoints", ",".join(endpoints), "--command-timeout", "10s"]
-        return run([_CTL, *tls, *where, *arguments], env=_API, stdin=stdin)
+        words: list[str | Path] = [_CTL, *tls, *where, *arguments]
+        return run(words, env=_API, stdin=stdin)
 
     def put(self, key: str, value: Any) -> int:
         """Returns the revision."""

@@ -36,8 +36,8 @@ from netplugin.backend import Change
 from netplugin.fleet import values
 from netplugin.fleet.etcd import Credentials, Etcd
 from netplugin.fleet.names import Ref
-from netplugin.fleet.reports import refs
-from netplugin.fleet.writer import Writer, Written, written
+from netplugin.fleet.reports import Written, refs, written
+from netplugin.fleet.writer import Writer
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.shared import Host
 from tests.lab.processes import run
@@ -74,7 +74,7 @@ async def history(etcd: Etcd) -> dict[tuple[str, Ref], list[Written]]:
 
 def removals(there: Sequence[Written]) -> int:
     """Of these values, how many request that the object goes."""
-    return sum(each.desired is not None and each.desired.deleted for each in there)
+    return sum(each.is_removal for each in there)
 
 
 @cache

@@ -24,7 +24,8 @@ from netplugin.fleet import values
 from netplugin.fleet.errors import EtcdUnavailable
 from netplugin.fleet.etcd import Etcd
 from netplugin.fleet.names import Kind, Ref
-from netplugin.fleet.writer import Writer, Written, encoded
+from netplugin.fleet.reports import Written
+from netplugin.fleet.writer import Writer, encoded
 from tests.lab import in_memory
 from tests.lab.etcd import PrivateEtcd
 from tests.lab.memory_hosts import NETWORK, MemoryHost, history, network_spec, port_spec, removals

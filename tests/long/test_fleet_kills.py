@@ -17,8 +17,8 @@ import pytest
 from netplugin.api.models import PortSpec
 from netplugin.fleet import values
 from netplugin.fleet.names import Kind, Ref
-from netplugin.fleet.reports import Report, refs, reports
-from netplugin.fleet.writer import Writer, written
+from netplugin.fleet.reports import Report, refs, reports, written
+from netplugin.fleet.writer import Writer
 from tests.lab import in_memory
 from tests.lab.etcd import PrivateEtcd
 from tests.lab.memory_hosts import NETWORK, HostProcess, history, network_spec, removals
