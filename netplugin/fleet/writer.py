@@ -145,13 +145,15 @@ class Writer:
                 try:
                     there, now = await self._at(host, ref)
                     generation = there.generation if there else 0
-                    fault = (await self.report(host)).faults.get(ref, Fault(state=""))
+                    report = await self.report(host)
+                    fault = report.faults.get(ref, Fault(state=""))
                     # Above all of before, also of one whose key has gone: an agent refuses a step back.
                     desired, value = encoded(ref, body, max(generation, fault.generation, now) + 1)
                     has = there.desired if there else None
                     is_same = has and has.digest == desired.digest and has.drained >= desired.drained
-                    # What was carried out and is not as desired is desired again, by a new generation.
-                    again = fault.state in ("failed", "overridden") and fault.generation >= generation
+                    # What the host has tried and is not as desired is tried again, by a new generation.
+                    tried = there is not None and report.has_carried_out(there.revision)
+                    again = fault.state in ("failed", "overridden") and tried
                     if there is not None and is_same and not again:
                         return there
                     if desired.deleted and after is None:  # what is there now, and nothing later
