@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help demo test packages clean root FORCE
+.PHONY: help demo test dist packages clean root FORCE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .ONESHELL:
@@ -19,7 +19,8 @@ export PYTHONUNBUFFERED := 1
 help:
 	@echo "make demo   plug NICs into real guests through the agent, and ping across (root)"
 	@echo "make test   all the tests, through tox (root)"
-	@echo "make clean  remove .venv, .tox and .lab"
+	@echo "make dist   deb, rpm, offline archive, wheels and sdists, in dist (SIGN=key of gpg)"
+	@echo "make clean  remove .venv, .tox, .lab, build and dist"
 
 demo: root packages .venv/ready
 	@exec .venv/bin/python -m tests.demo $(DEMO_ARGS)
@@ -39,6 +40,10 @@ test: root packages $(TOX)/ready
 	wait $$! || status=$$?
 	tox alone || status=$$?
 	exit $$status
+
+# What it downloads stays in .lab; a second time it needs no network.
+dist: $(TOX)/ready
+	@exec $(TOX)/bin/python -m tools.dist $(if $(SIGN),--sign $(SIGN)) $(DIST_ARGS)
 
 root:
 	@if [ "$$(id -u)" != 0 ]; then
@@ -88,4 +93,4 @@ $(TOX)/ready: FORCE
 FORCE:
 
 clean:
-	rm -rf .venv .tox .lab
+	rm -rf .venv .tox .lab build dist
