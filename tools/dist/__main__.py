@@ -1,8 +1,8 @@
 """Build what is released, from a checkout: ``make dist``, or ``python -m tools.dist``.
 
-Wheels and sdists, a deb for each Debian, an rpm, the archive for hosts without an index, the components (SBOM), and
-the checksums of all. Only the download uses the network; what it gets is kept in .lab and compared with the hashes
-of requirements/agent.txt at each build. The same commit gives the same bytes (SOURCE_DATE_EPOCH is its time).
+Wheels and sdists, a deb for each Debian, an rpm, the archive for other Linuxes, the components (SBOM) and the
+checksums. Only the download uses the network: what it gets is kept in .lab, and compared with the hashes of
+requirements/agent.txt at each build. The same commit gives the same bytes; its time is SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations
@@ -18,161 +18,33 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 
-from tools.dist import packages
 from tools.dist.layout import fits, lay_out
+from tools.dist.packages import Package
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements/agent.txt"
 BUILD, CACHE = ROOT / "build/dist", ROOT / ".lab"
 PYTHONS = ("3.11", "3.12", "3.13")
-#: glibc's versions that wheels are made for, up to 2.28: EL 9 and openEuler 22.03 have 2.34, Debian 12 has 2.36.
-_PLATFORMS = (
-    "manylinux_2_28",
-    "manylinux_2_27",
-    "manylinux_2_26",
-    "manylinux_2_24",
-    "manylinux_2_17",
-    "manylinux2014",
-)
-# libvirt is asked by the platform's own Python; it would be compiled on the host.
-_ABSENT = ("libvirt-python",)
-# Published as source only.
-_SOURCES = ("ovs",)
-_PIN = re.compile(r"^(\S+)==(\S+) \\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", re.M)
+PARTS = {"deb12": "3.11", "deb13": "3.13", "rpm": "3.11", "archive": ""}
+# Versions of glibc that wheels are built for; EL 9 and openEuler 22.03 have 2.34, Debian 12 has 2.36.
+_GLIBC = ("_2_28", "_2_27", "_2_26", "_2_24", "_2_17", "2014")
+# libvirt is asked by the platform's own Python: this one would be compiled on the host.
+_ABSENT = "libvirt-python"
+# Published as source only. Without a compiler it leaves its parser in C out, and is for every Python.
+_SOURCE = "ovs"
+_PIN = re.compile(r"^(\S+)==\S+ \\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", re.M)
+_BACKEND = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
 
 
-def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
-    """Its standard output is left out, its errors are not."""
-    program = list(map(str, command))
-    subprocess.run(program, check=True, cwd=cwd, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
-
-
-def fetch() -> Path:
-    """The directory of what is downloaded for the lock file; filled if it is not there yet."""
-    pins = {pin[1]: pin[0] for pin in _PIN.finditer(LOCK.read_text()) if pin[1] not in _ABSENT}
-    wanted = (
-        CACHE
-        / f"dist-{hashlib.sha256(repr((sorted(pins.items()), PYTHONS, _PLATFORMS)).encode()).hexdigest()[:12]}"
-    )
-    if not wanted.is_dir():
-        draft = BUILD / "download"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes", "-d", draft]
-        (draft / "lock").write_text("".join(pins[name] for name in sorted(pins.keys() - set(_SOURCES))))
-        platforms = [f"--platform={name}_x86_64" for name in _PLATFORMS]
-        for python in PYTHONS:
-            run(*pip, "--only-binary=:all:", f"--python-version={python}", *platforms, "-r", draft / "lock")
-        # Of a source pip reads what it needs, which takes what it is built with.
-        setuptools = _setuptools(draft)
-        for name in _SOURCES:
-            (draft / "lock").write_text(pins[name])
-            run(*pip, "--no-binary=:all:", "--no-build-isolation", "-r", draft / "lock", **setuptools)
-        (draft / "lock").unlink()
-        CACHE.mkdir(exist_ok=True)
-        draft.rename(wanted)
-    known = set(re.findall(r"sha256:([0-9a-f]{64})", "".join(pins.values())))
-    if changed := [path.name for path in wanted.iterdir() if sha256(path) not in known]:
-        raise SystemExit(f"{wanted}: {', '.join(changed)} is not what {LOCK.name} has; remove the directory")
-    return wanted
-
-
-def _setuptools(downloaded: Path) -> dict[str, str]:
-    """The environment in which the pinned setuptools build."""
-    target = BUILD / "setuptools"
-    if not target.is_dir():
-        run(sys.executable, "-m", "zipfile", "-e", next(downloaded.glob("setuptools-*.whl")), target)
-    # Without a compiler ovs leaves its parser in C out: its wheel is for every Python.
-    return {"PYTHONPATH": str(target), "CC": "/bin/false"}
-
-
-def export(target: Path) -> None:
-    """Copy what git knows of the working tree, with the modes that git knows and not the umask's."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+def run(*command: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> str:
+    program, settings = list(map(str, command)), {**os.environ, **(env or {})}
+    return subprocess.run(
+        program, check=True, cwd=cwd, env=settings, stdout=subprocess.PIPE, text=True
     ).stdout
-    for name in filter(None, listed.split("\0")):
-        source = ROOT / name
-        if source.is_file() and not source.is_symlink():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target / name)
-            (target / name).chmod(0o755 if os.access(source, os.X_OK) else 0o644)
-
-
-def build_wheels(source: Path, downloaded: Path, out: Path, epoch: int) -> list[Path]:
-    """Wheels and sdists of the two distributions in ``out``; all wheels that the agent needs are returned."""
-    environment = _setuptools(downloaded)
-    build = [
-        sys.executable,
-        "-c",
-        "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])",
-    ]
-    made, drafts = BUILD / "wheels", BUILD / "sdists"
-    for directory in (made, drafts):
-        directory.mkdir()
-    for sdist in downloaded.glob("*.tar.gz"):
-        shutil.unpack_archive(sdist, BUILD / "sources")
-    for project in (source, source / "tools/trex"):
-        run(*build, "build_sdist", drafts, cwd=project, **environment)
-    for draft in list(drafts.iterdir()):
-        shutil.unpack_archive(draft, drafts)
-        pack(drafts / draft.name.removesuffix(".tar.gz"), out / draft.name, epoch)
-    for project in (*(BUILD / "sources").iterdir(), source, source / "tools/trex"):
-        run(*build, "build_wheel", made, cwd=project, **environment)
-    for wheel in made.glob("netplugin*.whl"):
-        shutil.copy(wheel, out)
-    ours = [wheel for wheel in made.glob("*.whl") if not wheel.name.startswith("netplugin_zeroloss")]
-    return sorted([*ours, *downloaded.glob("*.whl")], key=lambda path: path.name)
-
-
-def pack(folder: Path, target: Path, epoch: int) -> None:
-    """A tar of a folder that depends on names, modes and contents alone."""
-
-    def plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
-        info.mtime, info.uid, info.gid, info.uname, info.gname = epoch, 0, 0, "root", "root"
-        return info
-
-    with (
-        target.open("wb") as file,
-        gzip.GzipFile("", "wb", fileobj=file, mtime=epoch) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
-    ):
-        for path in (folder, *sorted(folder.rglob("*"))):
-            tar.add(path, path.relative_to(folder.parent), recursive=False, filter=plain)
-
-
-def components(site: Path, version: str) -> str:
-    """CycloneDX 1.5 (https://cyclonedx.org/docs/1.5/json/) of what the packages carry."""
-    found = []
-    for one in distributions(path=[str(site)]):
-        name, licence = one.metadata["Name"], one.metadata["License-Expression"] or one.metadata["License"]
-        purl = f"pkg:pypi/{re.sub('[-_.]+', '-', name).lower()}@{one.version}"
-        # Some have all of the licence's text there.
-        licences = [{"license": {"name": licence}}] if licence and "\n" not in licence else []
-        found.append(
-            {
-                "type": "library",
-                "bom-ref": purl,
-                "name": name,
-                "version": one.version,
-                "purl": purl,
-                "licenses": licences,
-            }
-        )
-    subject = {"type": "application", "bom-ref": "netplugin", "name": "netplugin", "version": version}
-    found.sort(key=lambda component: component["purl"])
-    made = {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.5",
-        "version": 1,
-        "metadata": {"component": subject},
-        "components": found,
-    }
-    return json.dumps(made, indent=1) + "\n"
 
 
 def sha256(path: Path) -> str:
@@ -183,68 +55,153 @@ def sums(paths: Iterable[Path]) -> str:
     return "".join(f"{sha256(path)}  {path.name}\n" for path in sorted(paths))
 
 
-def archive(wheels: Sequence[Path], package: packages.Package, epoch: int) -> None:
-    """The archive for other Linuxes: wheels for each Python, the files of the host, and the program that installs them."""
+def fetch() -> Path:
+    """The directory of what the lock file pins, downloaded if it is not there yet."""
+    pins = {pin[1]: pin[0] for pin in _PIN.finditer(LOCK.read_text()) if pin[1] != _ABSENT}
+    lock = "".join(pins[name] for name in sorted(pins) if name != _SOURCE)
+    key = hashlib.sha256(f"{lock}{pins[_SOURCE]}{PYTHONS}{_GLIBC}".encode()).hexdigest()
+    kept = CACHE / f"dist-{key[:12]}"
+    if not kept.is_dir():
+        draft, wheels, source = CACHE / f"{kept.name}.draft", BUILD / "wheels.txt", BUILD / "source.txt"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        wheels.write_text(lock)
+        source.write_text(pins[_SOURCE])
+        pip: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--require-hashes",
+            "-d",
+            draft,
+        ]
+        platforms = [f"--platform=manylinux{version}_x86_64" for version in _GLIBC]
+        for python in PYTHONS:
+            run(*pip, "--only-binary=:all:", f"--python-version={python}", *platforms, "-r", wheels)
+        # pip reads what a source needs, which takes what it is built with.
+        run(*pip, "--no-binary=:all:", "--no-build-isolation", "-r", source, env=setuptools(draft))
+        draft.rename(kept)
+    if changed := [path.name for path in kept.iterdir() if sha256(path) not in "".join(pins.values())]:
+        raise SystemExit(f"{kept}: {', '.join(changed)} is not what {LOCK.name} has; remove that directory")
+    return kept
+
+
+def setuptools(downloaded: Path) -> dict[str, str]:
+    """The environment in which the pinned setuptools build."""
+    target = BUILD / "setuptools"
+    if not target.is_dir():
+        shutil.unpack_archive(next(downloaded.glob("setuptools-*.whl")), target, "zip")
+    return {"PYTHONPATH": str(target), "CC": "/bin/false"}
+
+
+def export(target: Path) -> None:
+    """Copy the files of the working tree that git knows, with modes that do not depend on the umask."""
+    for name in filter(None, run("git", "ls-files", "-z").split("\0")):
+        source, copy = ROOT / name, target / name
+        if source.is_file():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+            copy.chmod(0o755 if os.access(source, os.X_OK) else 0o644)
+
+
+def build(source: Path, downloaded: Path, out: Path, epoch: int) -> list[Path]:
+    """Put our sdists and wheels into ``out``. Returns all wheels that the agent needs."""
+    sdists, wheels, others = (BUILD / name for name in ("sdists", "wheels", "others"))
+    for directory in (sdists, wheels):
+        directory.mkdir()
+    shutil.unpack_archive(next(downloaded.glob("*.tar.gz")), others)
+    for project in (source, source / "tools/trex", *others.iterdir()):
+        for step, target in (("build_sdist", sdists), ("build_wheel", wheels)):
+            run(sys.executable, "-c", _BACKEND, step, target, cwd=project, env=setuptools(downloaded))
+    for sdist in list(sdists.glob("netplugin*.tar.gz")):
+        shutil.unpack_archive(sdist, sdists)
+        pack(sdists / sdist.name.removesuffix(".tar.gz"), out, epoch)
+    for wheel in wheels.glob("netplugin*.whl"):
+        shutil.copy(wheel, out)
+    needed = [wheel for wheel in wheels.iterdir() if not wheel.name.startswith("netplugin_zeroloss-")]
+    return sorted([*needed, *downloaded.glob("*.whl")], key=lambda path: path.name)
+
+
+def pack(folder: Path, out: Path, epoch: int) -> None:
+    """Write a folder's .tar.gz, which depends on names, modes and contents alone."""
+
+    def plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.mtime, info.uid, info.gid, info.uname, info.gname = epoch, 0, 0, "root", "root"
+        return info
+
+    with (
+        (out / f"{folder.name}.tar.gz").open("wb") as file,
+        gzip.GzipFile("", "wb", 1, fileobj=file, mtime=epoch) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path in (folder, *sorted(folder.rglob("*"))):
+            tar.add(path, path.relative_to(folder.parent), recursive=False, filter=plain)
+
+
+def components(site: Path, version: str) -> str:
+    """What the packages carry, as CycloneDX 1.5 (https://cyclonedx.org/docs/1.5/json/)."""
+    found: dict[str, object] = {}
+    for one in distributions(path=[str(site)]):
+        name, licence = one.metadata["Name"], one.metadata["License-Expression"] or one.metadata["License"]
+        url = f"pkg:pypi/{re.sub('[-_.]+', '-', name).lower()}@{one.version}"
+        # Some have the whole text of the licence there.
+        licences = [{"license": {"name": licence}}] if licence and "\n" not in licence else []
+        known = {"type": "library", "bom-ref": url, "name": name, "version": one.version, "purl": url}
+        found[url] = {**known, "licenses": licences}
+    subject = {"component": {"type": "application", "name": "netplugin", "version": version}}
+    form = {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "metadata": subject}
+    return json.dumps({**form, "components": [found[url] for url in sorted(found)]}, indent=1) + "\n"
+
+
+def archive(wheels: Sequence[Path], package: Package) -> None:
+    """The wheels for each Python, the files of the host, and the program that installs them."""
     folder = BUILD / f"netplugin-{package.version}-linux-x86_64"
     (folder / "wheels").mkdir(parents=True)
     for wheel in wheels:
         shutil.copy(wheel, folder / "wheels")
-    (folder / "wheels/SHA256SUMS").write_text(sums((folder / "wheels").iterdir()))
-    shutil.copytree(package.host_files, folder / "root")
-    shutil.copy(package.source / "tools/dist/layout.py", folder)
+    (folder / "wheels/SHA256SUMS").write_text(sums(wheels))
+    shutil.copytree(package.host_files, folder / "root", symlinks=True)
+    for name in ("layout.py", "install.sh"):
+        shutil.copy(package.source / "tools/dist" / name, folder)
     (folder / "scripts.sh").write_text(package.scripts)
-    shutil.copyfile(package.source / "tools/dist/install.sh", folder / "install.sh")
-    (folder / "install.sh").chmod(0o755)
-    pack(folder, package.out / f"{folder.name}.tar.gz", epoch)
+    pack(folder, package.out, package.epoch)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.dist", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.dist", description="Build the packages.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: %(default)s; emptied first")
     parser.add_argument("--revision", default="1", help="of the deb and the rpm (default: %(default)s)")
-    parser.add_argument(
-        "--only", choices=("deb12", "deb13", "rpm", "archive"), action="append", help="default: all"
-    )
+    parser.add_argument("--only", choices=PARTS, action="append", help="default: all")
     parser.add_argument("--sign", metavar="KEY", help="the key of gpg that signs the checksums")
-    parser.add_argument("--fetch", action="store_true", help="download only")
     arguments = parser.parse_args()
-    only, out = arguments.only or ("deb12", "deb13", "rpm", "archive"), arguments.out.resolve()
+    out, source = arguments.out.resolve(), BUILD / "source"
     os.umask(0o022)
-    downloaded = fetch()
-    if arguments.fetch:
-        return
-    commit = ["git", "log", "-1", "--format=%ct"]
-    epoch = (
-        os.environ.get("SOURCE_DATE_EPOCH")
-        or subprocess.run(commit, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    )
-    os.environ.update(SOURCE_DATE_EPOCH=epoch.strip(), LC_ALL="C.UTF-8", TZ="UTC", PYTHONHASHSEED="0")
     for directory in (BUILD, out):
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-    source = BUILD / "source"
+    downloaded = fetch()
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or run("git", "log", "-1", "--format=%ct"))
+    os.environ.update(SOURCE_DATE_EPOCH=str(epoch), LC_ALL="C.UTF-8", TZ="UTC", PYTHONHASHSEED="0")
     export(source)
+    wheels = build(source, downloaded, out, epoch)
     setup = configparser.ConfigParser()
     setup.read(source / "setup.cfg")
-    wheels = build_wheels(source, downloaded, out, int(epoch))
-    trees = {}
-    for python in ("3.11", "3.13"):
-        trees[python] = BUILD / f"root-{python}"
-        lay_out([wheel for wheel in wheels if fits(wheel, python)], trees[python], python)
-    version = setup["metadata"]["version"]
-    sbom = components(trees["3.11"] / "opt/netplugin/lib/python3.11/site-packages", version)
-    (out / f"netplugin-{version}.cdx.json").write_text(sbom)
-    package = packages.Package(
-        source, BUILD, out, version, arguments.revision, setup["metadata"]["description"], int(epoch)
-    )
+    package = Package(source, BUILD, out, setup["metadata"]["version"], arguments.revision, epoch)
+    for python in set(PARTS.values()) - {""}:
+        lay_out([wheel for wheel in wheels if fits(wheel, python)], BUILD / python, python)
+    sbom = components(BUILD / "3.11/opt/netplugin/lib/python3.11/site-packages", package.version)
+    (out / f"netplugin-{package.version}.cdx.json").write_text(sbom)
     package.lay_out_host_files(sbom)
-    for name, python in (("deb12", "3.11"), ("deb13", "3.13")):
-        if name in only:
-            package.deb(trees[python], python, name)
-    if "rpm" in only:
-        package.rpm(trees["3.11"], "3.11")
-    if "archive" in only:
-        archive(wheels, package, int(epoch))
+    for part in arguments.only or PARTS:
+        if part == "archive":
+            archive(wheels, package)
+        elif part == "rpm":
+            package.rpm(BUILD / PARTS[part], PARTS[part])
+        else:
+            package.deb(BUILD / PARTS[part], PARTS[part], part)
     (out / "SHA256SUMS").write_text(sums(out.iterdir()))
     if arguments.sign:
         run("gpg", "--batch", "--local-user", arguments.sign, "--armor", "--detach-sign", out / "SHA256SUMS")

@@ -1,6 +1,6 @@
 """Lay out a virtualenv from wheels, without pip: in the tree of a package, and by install.sh on a host.
 
-``python layout.py ROOT WHEELS`` puts the wheels that fit this Python into ROOT/opt/netplugin. Standard library only.
+``python layout.py ROOT WHEELS`` puts the wheels that fit this Python into ROOT/opt/netplugin.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PREFIX = "/opt/netplugin"
-# Options of Python. -I: neither the caller's environment nor its folder says what is imported. -B: bytecode is
-# written by the installation alone, which removes it too. The agent's unit has settings for Python in its
-# environment, so -s and -P instead of -I.
+# Options of Python. -I: neither the caller's environment nor its folder decides what is imported. -B: only the
+# installation writes bytecode, since it removes it too. The agent has -s and -P instead of -I, because its unit
+# has settings for Python in its environment.
 _OPTIONS = {"netplugin-agent": "-sPB"}
 _SCRIPT = """\
 #!{prefix}/bin/python {options}
@@ -28,9 +28,9 @@ sys.exit({function}())
 
 
 def lay_out(wheels: Iterable[Path], root: Path, python: str, home: str = "/usr/bin") -> None:
-    """Fill ROOT/opt/netplugin for the Python of this version in ``home``; the paths in its files have no ROOT.
+    """Fill ROOT/opt/netplugin for the Python of this version in ``home``; paths in its files are without ROOT.
 
-    Raises: ValueError for a wheel with files that belong elsewhere, FileExistsError if two have the same file.
+    Raises: ValueError for a wheel with files that belong elsewhere, FileExistsError if two have the same.
     """
     prefix = root / PREFIX.lstrip("/")
     site = prefix / f"lib/python{python}/site-packages"
