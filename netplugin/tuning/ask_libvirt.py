@@ -1,10 +1,10 @@
-"""Helper program that queries libvirt and prints JSON: ``python -m netplugin.tuning.ask_libvirt URI``.
+"""Helper program that queries libvirt and prints JSON: ``python3 -I ask_libvirt.py URI``.
 
 It is a separate process because libvirt calls have no timeout: a hanging daemon blocks them forever, and
-a process can be killed while a thread cannot.
+a process can be killed while a thread cannot. Where the agent's Python has no libvirt module, the Python of the
+platform runs it: only the standard library, in the syntax of Python 3.6 (EL 8). That Python would evaluate
+annotations, so these are strings.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from lxml import etree
+from xml.etree import ElementTree
 
 #: Directory of the PID files of libvirt's QEMU domains.
 _PIDS = Path("/run/libvirt/qemu")
@@ -24,12 +23,12 @@ def main() -> None:
     json.dump(_asked(sys.argv[1]), sys.stdout)
 
 
-def _asked(uri: str) -> dict[str, Any]:
+def _asked(uri: str) -> "dict[str, Any]":
     """The fields of ``live_libvirt._Answer``."""
     try:
         import libvirt
     except ImportError:
-        fix = "install it where the agent is installed: pip install 'netplugin[libvirt]'"
+        fix = "install python3-libvirt, or where the agent is installed: pip install 'netplugin[libvirt]'"
         return {"refused": "libvirt-python is not installed", "fix": fix}
     libvirt.registerErrorHandler(lambda *_: None, None)  # libvirt also prints every error it raises
     try:
@@ -42,7 +41,7 @@ def _asked(uri: str) -> dict[str, Any]:
         return {"refused": str(wrong)}
 
 
-def _domains(libvirt: Any, connection: Any) -> Iterator[dict[str, Any]]:
+def _domains(libvirt: Any, connection: Any) -> "Iterator[dict[str, Any]]":
     for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
         try:
             yield _domain(domain)
@@ -51,10 +50,10 @@ def _domains(libvirt: Any, connection: Any) -> Iterator[dict[str, Any]]:
                 raise
 
 
-def _domain(domain: Any) -> dict[str, Any]:
+def _domain(domain: Any) -> "dict[str, Any]":
     """The effective affinity of the threads; isolcpus and cpusets may narrow the configured one."""
     name = domain.name()
-    xml = etree.fromstring(domain.XMLDesc(0))
+    xml = ElementTree.fromstring(domain.XMLDesc(0))
     nodes = [xml.find("numatune/memory"), *xml.iterfind("numatune/memnode")]
     return {
         "name": name,
@@ -65,7 +64,7 @@ def _domain(domain: Any) -> dict[str, Any]:
     }
 
 
-def _emulator(name: str) -> list[int]:
+def _emulator(name: str) -> "list[int]":
     """Affinity of QEMU's main thread, as libvirt only has the configured one; empty if unreadable."""
     with suppress(OSError, ValueError):
         return sorted(os.sched_getaffinity(int((_PIDS / f"{name}.pid").read_text())))
@@ -78,7 +77,7 @@ def _runs(libvirt: Any, domain: Any) -> bool:
     return False
 
 
-def _cpus(cpus: Iterable[bool]) -> list[int]:
+def _cpus(cpus: "Iterable[bool]") -> "list[int]":
     return [cpu for cpu, there in enumerate(cpus) if there]
 
 

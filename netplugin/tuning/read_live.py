@@ -8,6 +8,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -25,6 +26,9 @@ from netplugin.tuning.facts import Cpus, DomainLive, Live, OvsLive, OvsPortLive
 from netplugin.tuning.root import Fact, Unknown, known
 
 URI = "qemu:///system"
+_ASK = Path(__file__).with_name("ask_libvirt.py")
+#: Of the packages python3-libvirt of Debian, EL and openEuler.
+_PLATFORM_PYTHON = "/usr/bin/python3"
 _WAIT_S = 5.0
 #: Sockets of the monolithic libvirtd and of virtqemud.
 _SOCKETS = (Path("/run/libvirt/libvirt-sock-ro"), Path("/run/libvirt/virtqemud-sock-ro"))
@@ -62,9 +66,9 @@ def read_libvirt(uri: str = URI) -> Live:
 
 
 def _ask(uri: str) -> Fact[_Answer]:
-    # -P: do not import a libvirt.py from the current directory.
+    # -I: do not import a libvirt.py from the current directory.
     fix = None
-    program = [sys.executable, "-P", "-m", "netplugin.tuning.ask_libvirt", uri]
+    program = [_python(), "-I", str(_ASK), uri]
     try:
         printed = run(program, step="libvirt", deadline=time.monotonic() + _WAIT_S)
         answer = _Answer.model_validate_json(printed)
@@ -76,6 +80,11 @@ def _ask(uri: str) -> Fact[_Answer]:
     if reason is not None:
         return Unknown(uri, reason, missing=not any(map(os.path.exists, _SOCKETS)), fix=fix)
     return answer
+
+
+def _python() -> str:
+    """The interpreter that can import libvirt: our own if it has the module, or else the platform's."""
+    return sys.executable if find_spec("libvirt") else _PLATFORM_PYTHON
 
 
 def _live(domain: _Domain) -> DomainLive:

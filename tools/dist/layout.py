@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PREFIX = "/opt/netplugin"
-# Options of Python. -I: neither the caller's environment nor its folder decides what is imported. -B: only the
-# installation writes bytecode, since it removes it too. The agent has -s and -P instead of -I, because its unit
-# has settings for Python in its environment.
+# Options of Python. -I: neither the caller's environment nor its folder decides what is imported. -B: bytecode
+# is written by the installation alone, which removes it too. The agent's unit has settings for Python in its
+# environment, hence -s and -P there.
 _OPTIONS = {"netplugin-agent": "-sPB"}
 _SCRIPT = """\
 #!{prefix}/bin/python {options}
@@ -28,7 +28,7 @@ sys.exit({function}())
 
 
 def lay_out(wheels: Iterable[Path], root: Path, python: str, home: str = "/usr/bin") -> None:
-    """Fill ROOT/opt/netplugin for the Python of this version in ``home``; paths in its files are without ROOT.
+    """Fill ROOT/opt/netplugin for the Python of this version in ``home``; its files name /opt/netplugin.
 
     Raises: ValueError for a wheel with files that belong elsewhere, FileExistsError if two have the same.
     """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 from pathlib import Path
 
 import pytest
 
-from netplugin.tuning import read_live
+from netplugin.tuning import ask_libvirt, read_live
 from netplugin.tuning.facts import DomainLive
 from netplugin.tuning.read_live import read_libvirt
 from netplugin.tuning.root import Unknown
@@ -52,8 +54,11 @@ VM1 = DomainLive(
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that is imported as libvirt."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    """The file that is imported as libvirt, by an interpreter that is not isolated from it."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift\nPYTHONPATH={tmp_path} exec {sys.executable} -P "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(read_live, "_python", lambda: str(python))
     monkeypatch.setattr(read_live, "_EMULATORS", ())
     return tmp_path / "libvirt.py"
 
@@ -135,9 +140,32 @@ def test_the_version_of_qemu_without_libvirt(
 
 
 def test_a_file_of_the_folder_we_are_in_is_not_libvirt(
-    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module.write_text(FAKE)
-    monkeypatch.delenv("PYTHONPATH")
+    (tmp_path / "libvirt.py").write_text(FAKE)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(read_live, "_python", lambda: sys.executable)
     assert isinstance(read_libvirt("test:///nothing").domains, Unknown)
+
+
+def test_the_platforms_python_is_asked_where_our_own_has_no_libvirt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_live, "find_spec", lambda name: object())
+    assert read_live._python() == sys.executable
+    monkeypatch.setattr(read_live, "find_spec", lambda name: None)
+    assert read_live._python() == "/usr/bin/python3"
+
+
+def test_the_program_is_for_the_python_of_any_platform() -> None:
+    """Python 3.6 evaluates annotations, and knows no `from __future__ import annotations`."""
+    tree = ast.parse(Path(ask_libvirt.__file__).read_text(), feature_version=(3, 6))
+    imported = {
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    parts = {str(name).partition(".")[0] for name in imported}
+    assert parts - {"libvirt"} <= sys.stdlib_module_names and "__future__" not in parts
+    for node in ast.walk(tree):
+        written = [node.annotation] if isinstance(node, ast.arg | ast.AnnAssign) else []
+        written += [node.returns] if isinstance(node, ast.FunctionDef) else []
+        assert not [each for each in written if isinstance(each, ast.Subscript)]
