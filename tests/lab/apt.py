@@ -51,20 +51,21 @@ class PrivateApt:
         """Have one more of Debian's suites, from the mirror that the machine has `release` of."""
         if self._mirrors(suite):
             return
-        mirrors = self._mirrors(release)
-        if not mirrors:
-            raise LabError(f"apt's sources have no Debian mirror of {release}")
-        (self._parts / f"{suite}.list").write_text(sources(mirrors, suite))
+        (self._parts / f"{suite}.list").write_text(self.sources(release, suite))
         self.update()
 
     def alone(self, release: str, suite: str) -> PrivateApt:
         """An apt that knows one suite alone, from the mirror that the machine has `release` of."""
+        apt = PrivateApt(self._directory / suite, self.sources(release, suite))
+        apt.update()
+        return apt
+
+    def sources(self, release: str, suite: str) -> str:
+        """A sources.list with a suite, from the mirror that the machine has `release` of."""
         mirrors = self._mirrors(release)
         if not mirrors:
             raise LabError(f"apt's sources have no Debian mirror of {release}")
-        apt = PrivateApt(self._directory / suite, sources(mirrors, suite))
-        apt.update()
-        return apt
+        return sources(mirrors, suite)
 
     def candidate(self, package: str, suite: str | None = None) -> str:
         """The version that would be installed, from a certain suite if there is one."""
