@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shlex
 import subprocess
@@ -18,10 +19,10 @@ from tests.lab.processes import run
 SUITES = {"deb12": "bookworm", "deb13": "trixie"}
 #: What a hypervisor has, of what matters to the package.
 _PACKAGES = {"deb12": "python3.11", "deb13": "python3.13"}
-_SAME = "systemd,libstdc++6,logrotate,nftables,python3-libvirt"
+_SAME = "systemd,procps,libstdc++6,logrotate,nftables,python3-libvirt"
 # Files that say when and how often packages were installed, or that are copies of the file before.
 _CHANGES = (
-    "/var/log/|/var/cache/|/var/lib/dpkg/|/etc/(group|gshadow|passwd|shadow|subuid|subgid)-|/etc/.pwd.lock"
+    "/var/(log|cache|lib/dpkg|lib/rpm)/|/etc/(group|gshadow|passwd|shadow|subuid|subgid)-|/etc/.pwd.lock"
 )
 _ENTER = """\
 set -e
@@ -38,14 +39,15 @@ for target in $options; do
         *) mount -t tmpfs -o "$what" tmpfs "$root$target" ;;
     esac
 done
-exec chroot "$root" "$@"
+[ "$ROOT" ] || exec chroot "$root" "$@"
+ROOT=$root exec "$@"
 """
 
 
 def made(name: str) -> Path:
     """The directory of a Debian's root, made first if there is none."""
-    part = f"root-{name}"
-    target = CACHE / part
+    part, packages = f"root-{name}", f"{_PACKAGES[name]},{_SAME}"
+    target = CACHE / f"{part}-{hashlib.sha256(packages.encode()).hexdigest()[:12]}"
     with locked(part):
         if not target.is_dir():
             with scratch(part) as directory:
@@ -57,7 +59,7 @@ def made(name: str) -> Path:
                 command = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", "--format=directory"]
                 # Nothing here has to survive a crash of the machine.
                 command += ["--dpkgopt=force-unsafe-io"]
-                command += [f"--include={_PACKAGES[name]},{_SAME}", '--aptopt=APT::Sandbox::User "root"']
+                command += [f"--include={packages}", '--aptopt=APT::Sandbox::User "root"']
                 unshared = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *command]
                 run([*unshared, SUITES[name], directory / "root", listed], 600)
                 (directory / "root").rename(target)
@@ -82,18 +84,26 @@ class Root:
         """Where a file for the root is put, or one that it changed is read."""
         return self.work / "upper"
 
-    def run(self, command: str, status: int = 0, timeout: float = 180, **environment: str) -> str:
-        """What a shell's command prints on both outputs. Fails with it on another exit status."""
+    def run(self, command: str, status: int = 0, inside: bool = True, **environment: str) -> str:
+        """What a shell's command prints on both outputs. Fails with it on another exit status.
+
+        ``inside``: in the root, or with its directory as $ROOT.
+        """
         unshared = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--propagation=private"]
         words = ["/bin/sh", "-euc", _ENTER, "enter", self.work / "root", self.lower, self.work, self.mounts]
-        settings = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", **environment}
+        settings = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "LC_ALL": "C",
+            "ROOT": "" if inside else "/",
+            **environment,
+        }
         done = subprocess.run(
             [*unshared, *map(str, words), "/bin/sh", "-uc", command],
             env={**settings, "http_proxy": "http://192.0.2.1:9", "https_proxy": "http://192.0.2.1:9"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
-            timeout=timeout * 3,
+            timeout=600,
             check=False,
         )
         assert done.returncode == status, f"{command}: exit status {done.returncode}:\n{done.stdout}"

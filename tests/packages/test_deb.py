@@ -15,6 +15,7 @@ import pytest
 from tests.docs.blocks import ROOT
 from tests.lab.kernel import locked
 from tests.lab.processes import run
+from tests.packages.dist import built
 from tests.packages.roots import Root, made
 
 pytestmark = pytest.mark.outside
@@ -23,22 +24,6 @@ DEBIANS = ["deb12", pytest.param("deb13", marks=pytest.mark.long)]
 INSTALL = "umask 077; export DEBIAN_FRONTEND=noninteractive; dpkg --force-confold -i"
 STORE = Path("var/lib/netplugin/agent.db")
 UNIT = "netplugin-agent.service"
-
-
-@pytest.fixture(scope="session")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Builds a part once."""
-    built: dict[str, Path] = {}
-
-    def build(part: str) -> Path:
-        if part not in built:
-            built[part] = tmp_path_factory.mktemp(part) / "dist"
-            with locked("dist"):
-                command = [sys.executable, "-m", "tools.dist", "--only", part, "--out", built[part]]
-                run(command, 300, cwd=ROOT)
-        return built[part]
-
-    return build
 
 
 @pytest.fixture(params=DEBIANS)
@@ -52,9 +37,9 @@ def root(debian: str, tmp_path: Path) -> Root:
 
 
 @pytest.fixture
-def deb(debian: str, dist: Callable[[str], Path], root: Root) -> str:
+def deb(debian: str, root: Root) -> str:
     """The package, in the root."""
-    (package,) = dist(debian).glob("*.deb")
+    (package,) = built(debian).glob("*.deb")
     (root.files / "srv").mkdir()
     shutil.copy(package, root.files / "srv")
     return f"/srv/{package.name}"
@@ -79,6 +64,7 @@ def store(root: Root, *ports: str, version: int = 1) -> Path:
     path = root.files / STORE
     path.parent.mkdir(parents=True, exist_ok=True)
     with sqlite3.connect(path) as made:
+        made.execute("PRAGMA journal_mode=WAL")
         made.execute("CREATE TABLE ports (port_id TEXT, vm_id TEXT, backend TEXT)")
         made.executemany("INSERT INTO ports VALUES (?, 'vm1', 'linuxbridge')", [(port,) for port in ports])
         made.execute(f"PRAGMA user_version={version}")

@@ -1,7 +1,6 @@
 """Build what is released, from a checkout: ``make dist``, or ``python -m tools.dist``.
 
-Wheels and sdists, a deb for each Debian, an rpm, the archive for other Linuxes, the components (SBOM) and the
-checksums. Only the download uses the network: what it gets is kept in .lab, and compared with the hashes of
+Only the download uses the network: what it gets is kept in .lab, and compared with the hashes of
 requirements/agent.txt at each build. The same commit gives the same bytes; its time is SOURCE_DATE_EPOCH.
 """
 
@@ -42,9 +41,7 @@ _BACKEND = "import sys; from setuptools import build_meta as b; getattr(b, sys.a
 
 def run(*command: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> str:
     program, settings = list(map(str, command)), {**os.environ, **(env or {})}
-    return subprocess.run(
-        program, check=True, cwd=cwd, env=settings, stdout=subprocess.PIPE, text=True
-    ).stdout
+    return subprocess.check_output(program, cwd=cwd, env=settings, text=True)
 
 
 def sha256(path: Path) -> str:
@@ -62,27 +59,16 @@ def fetch() -> Path:
     key = hashlib.sha256(f"{lock}{pins[_SOURCE]}{PYTHONS}{_GLIBC}".encode()).hexdigest()
     kept = CACHE / f"dist-{key[:12]}"
     if not kept.is_dir():
-        draft, wheels, source = CACHE / f"{kept.name}.draft", BUILD / "wheels.txt", BUILD / "source.txt"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+        draft, wheels, source = BUILD / "download", BUILD / "wheels.txt", BUILD / "source.txt"
         wheels.write_text(lock)
         source.write_text(pins[_SOURCE])
-        pip: list[str | Path] = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-deps",
-            "--require-hashes",
-            "-d",
-            draft,
-        ]
+        pip = [sys.executable, *"-m pip download -q --no-deps --require-hashes".split(), f"--dest={draft}"]
         platforms = [f"--platform=manylinux{version}_x86_64" for version in _GLIBC]
         for python in PYTHONS:
             run(*pip, "--only-binary=:all:", f"--python-version={python}", *platforms, "-r", wheels)
         # pip reads what a source needs, which takes what it is built with.
         run(*pip, "--no-binary=:all:", "--no-build-isolation", "-r", source, env=setuptools(draft))
+        CACHE.mkdir(exist_ok=True)
         draft.rename(kept)
     if changed := [path.name for path in kept.iterdir() if sha256(path) not in "".join(pins.values())]:
         raise SystemExit(f"{kept}: {', '.join(changed)} is not what {LOCK.name} has; remove that directory")
@@ -110,8 +96,8 @@ def export(target: Path) -> None:
 def build(source: Path, downloaded: Path, out: Path, epoch: int) -> list[Path]:
     """Put our sdists and wheels into ``out``. Returns all wheels that the agent needs."""
     sdists, wheels, others = (BUILD / name for name in ("sdists", "wheels", "others"))
-    for directory in (sdists, wheels):
-        directory.mkdir()
+    sdists.mkdir()
+    wheels.mkdir()
     shutil.unpack_archive(next(downloaded.glob("*.tar.gz")), others)
     for project in (source, source / "tools/trex", *others.iterdir()):
         for step, target in (("build_sdist", sdists), ("build_wheel", wheels)):
@@ -149,8 +135,8 @@ def components(site: Path, version: str) -> str:
         url = f"pkg:pypi/{re.sub('[-_.]+', '-', name).lower()}@{one.version}"
         # Some have the whole text of the licence there.
         licences = [{"license": {"name": licence}}] if licence and "\n" not in licence else []
-        known = {"type": "library", "bom-ref": url, "name": name, "version": one.version, "purl": url}
-        found[url] = {**known, "licenses": licences}
+        known = {"type": "library", "name": name, "version": one.version, "purl": url, "bom-ref": url}
+        found[url] = known | {"licenses": licences}
     subject = {"component": {"type": "application", "name": "netplugin", "version": version}}
     form = {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "metadata": subject}
     return json.dumps({**form, "components": [found[url] for url in sorted(found)]}, indent=1) + "\n"
@@ -173,7 +159,6 @@ def archive(wheels: Sequence[Path], package: Package) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.dist", description="Build the packages.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: %(default)s; emptied first")
-    parser.add_argument("--revision", default="1", help="of the deb and the rpm (default: %(default)s)")
     parser.add_argument("--only", choices=PARTS, action="append", help="default: all")
     parser.add_argument("--sign", metavar="KEY", help="the key of gpg that signs the checksums")
     arguments = parser.parse_args()
@@ -189,19 +174,25 @@ def main() -> None:
     wheels = build(source, downloaded, out, epoch)
     setup = configparser.ConfigParser()
     setup.read(source / "setup.cfg")
-    package = Package(source, BUILD, out, setup["metadata"]["version"], arguments.revision, epoch)
-    for python in set(PARTS.values()) - {""}:
+    own = f"3.{sys.version_info[1]}"
+    for python in {"3.11", "3.13", own}:
         lay_out([wheel for wheel in wheels if fits(wheel, python)], BUILD / python, python)
-    sbom = components(BUILD / "3.11/opt/netplugin/lib/python3.11/site-packages", package.version)
-    (out / f"netplugin-{package.version}.cdx.json").write_text(sbom)
+    site = BUILD / own / f"opt/netplugin/lib/python{own}/site-packages"
+    version, ours = setup["metadata"]["version"], {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+    known = run(sys.executable, "-c", "from agents.store import database as d; print(d._VERSION)", env=ours)
+    scripts = f"set -e\nSTORE_VERSION={known}\n{(source / 'tools/dist/scripts.sh').read_text()}"
+    package = Package(source, BUILD, BUILD / "host", out, version, epoch, scripts)
+    sbom = components(site, version)
+    (out / f"netplugin-{version}.cdx.json").write_text(sbom)
+    if (source / "tools/dist/man.py").exists():
+        run(sys.executable, "-m", "tools.dist.man", package.host_files, cwd=source, env=ours)
     package.lay_out_host_files(sbom)
-    for part in arguments.only or PARTS:
-        if part == "archive":
-            archive(wheels, package)
-        elif part == "rpm":
-            package.rpm(BUILD / PARTS[part], PARTS[part])
-        else:
-            package.deb(BUILD / PARTS[part], PARTS[part], part)
+    for part, python in PARTS.items():
+        if part in (arguments.only or PARTS):
+            if part == "archive":
+                archive(wheels, package)
+            else:
+                (package.rpm if part == "rpm" else package.deb)(BUILD / python, python, part)
     (out / "SHA256SUMS").write_text(sums(out.iterdir()))
     if arguments.sign:
         run("gpg", "--batch", "--local-user", arguments.sign, "--armor", "--detach-sign", out / "SHA256SUMS")

@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PREFIX = "/opt/netplugin"
-# Options of Python. -I: neither the caller's environment nor its folder decides what is imported. -B: bytecode
-# is written by the installation alone, which removes it too. The agent's unit has settings for Python in its
-# environment, hence -s and -P there.
+# Options of Python. -I: neither the caller's environment nor folder says what is imported. -B: bytecode is
+# the installation's, which removes it too. The unit sets variables of Python, so -I is not for the agent.
 _OPTIONS = {"netplugin-agent": "-sPB"}
 _SCRIPT = """\
 #!{prefix}/bin/python {options}

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import gzip
-import hashlib
 import os
-import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -38,52 +34,35 @@ class Package:
 
     source: Path
     build: Path
+    host_files: Path
+    """The tree of what is not in /opt."""
     out: Path
     version: str
-    revision: str
     epoch: int
-
-    @property
-    def host_files(self) -> Path:
-        """The tree of what is not in /opt."""
-        return self.build / "host"
-
-    @property
-    def scripts(self) -> str:
-        """The functions of the scripts, and the newest version of the store that this agent reads."""
-        database = (self.source / "agents/store/database.py").read_text()
-        steps = re.search(r"^_MIGRATIONS: .*? = (\(.*?^\))", database, re.M | re.S)
-        if steps is None:
-            raise ValueError("agents/store/database.py has no _MIGRATIONS")
-        version = 1 + len(ast.literal_eval(steps[1]))
-        return f"set -e\nSTORE_VERSION={version}\n" + (self.source / "tools/dist/scripts.sh").read_text()
+    scripts: str
+    """The functions of scripts.sh and their settings."""
 
     def lay_out_host_files(self, sbom: str) -> None:
         for source, target in _HOST_FILES.items():
             path = self.host_files / target
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self.source / source, path)
+        for name in ("selinux", "apparmor"):
+            if (self.source / "etc" / name).is_dir():
+                shutil.copytree(self.source / "etc" / name, self.host_files / "usr/share/netplugin" / name)
         (self.host_files / "etc/netplugin/netplugin.conf").chmod(0o600)
         (self.host_files / "usr/share/doc/netplugin/sbom.cdx.json").write_text(sbom)
-        (self.host_files / "usr/bin").mkdir()
+        (self.host_files / "usr/bin").mkdir(parents=True)
         (self.host_files / "usr/bin/netplugin").symlink_to("/opt/netplugin/bin/netplugin")
-        for page in list(self.host_files.glob("usr/share/man/man*/*")):
-            packed = gzip.compress(page.read_bytes(), mtime=self.epoch)
-            page.with_name(page.name + ".gz").write_bytes(packed)
-            page.unlink()
 
     def deb(self, opt: Path, python: str, distribution: str) -> None:
-        tree, revision = self._tree(opt, distribution), f"{self.revision}+{distribution}"
+        tree, revision = self._tree(opt, distribution), f"1+{distribution}"
         files = sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
         control = tree / "DEBIAN"
         control.mkdir()
         size = sum(path.stat().st_size for path in files) // 1024
         (control / "control").write_text(self._filled("control", REVISION=revision, SIZE=size, PYTHON=python))
         (control / "conffiles").write_text("".join(f"{name}\n" for name in CONFFILES))
-        lines = (
-            f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(tree)}\n" for path in files
-        )
-        (control / "md5sums").write_text("".join(lines))
         for name, call in _DEB_SCRIPTS.items():
             (control / name).write_text(f"#!/bin/sh\n{self.scripts}\n{call}\n")
             (control / name).chmod(0o755)
@@ -91,23 +70,21 @@ class Package:
         options = ("--root-owner-group", "-Zzstd", "-z12", "--threads-max=1")
         subprocess.run(["dpkg-deb", *options, "--build", tree, target], check=True, stdout=subprocess.DEVNULL)
 
-    def rpm(self, opt: Path, python: str) -> None:
-        tree, top = self._tree(opt, "rpm"), self.build / "rpmbuild"
-        files = ["%dir /usr/share/doc/netplugin"]
+    def rpm(self, opt: Path, python: str, name: str) -> None:
+        tree, top = self._tree(opt, name), self.build / "rpmbuild"
+        files = []
         for path in sorted(self.host_files.rglob("*")):
-            name = f"/{path.relative_to(self.host_files)}"
-            if not path.is_dir() and name not in CONFFILES:
-                files.append(name)
+            file = f"/{path.relative_to(self.host_files)}"
+            if path.is_dir() and "/netplugin" in file:
+                files.append(f"%dir {file}")
+            elif not path.is_dir():
+                files.append(f"%config(noreplace) {file}" if file in CONFFILES else file)
         scripts = self.scripts.replace("%", "%%")
         spec = self.build / "netplugin.spec"
-        values = {"REVISION": self.revision, "PYTHON": python, "TREE": tree, "FILES": "\n".join(files)}
+        values = {"PYTHON": python, "TREE": tree, "FILES": "\n".join(files)}
         spec.write_text(self._filled("netplugin.spec", SCRIPTS=scripts, **values))
-        defines = [
-            f"--define=_topdir {top}",
-            f"--define=_rpmdir {self.out}",
-            "--define=_rpmfilename %{NVRA}.rpm",
-        ]
-        subprocess.run(["rpmbuild", "-bb", "--quiet", "--target=x86_64-linux", *defines, spec], check=True)
+        defines = (f"--define=_topdir {top}", f"--define=_rpmdir {self.out}")
+        subprocess.run(["rpmbuild", "-bb", "--quiet", "--target=x86_64", *defines, spec], check=True)
 
     def _filled(self, name: str, **values: object) -> str:
         text = (self.source / "tools/dist" / name).read_text()

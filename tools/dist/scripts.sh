@@ -8,16 +8,15 @@ conf=/etc/netplugin/netplugin.conf
 say() { printf 'netplugin: %s\n' "$*" >&2; }
 
 state_path() {
-    path=$(sed -n 's/^[[:space:]]*state_path[[:space:]]*=[[:space:]]*//p' "$conf" 2>/dev/null | tail -n 1)
+    path=$(sed -n 's/^ *state_path *= *//p' "$conf" 2>/dev/null | tail -n 1)
     printf '%s' "${path:-/var/lib/netplugin}"
 }
 
-# The schema's version. Without the package's Python no agent runs, and the header of the file has it.
-store_version() {
+# Print the rows of a statement on a store; nothing if there is none.
+query() {
     "$opt/bin/python" -IB -c 'import pathlib, sqlite3, sys
-store = sqlite3.connect(pathlib.Path(sys.argv[1]).as_uri() + "?mode=ro", uri=True)
-print(store.execute("PRAGMA user_version").fetchone()[0])' "$1" 2>/dev/null ||
-        od -An -tu1 -j60 -N4 "$1" | { read -r a b c d; echo $(((a * 256 + b) * 256 + c) * 256 + d)); }
+for row in sqlite3.connect(pathlib.Path(sys.argv[1]).as_uri() + "?mode=ro", uri=True).execute(sys.argv[2]):
+    print(sys.argv[3] % row)' "$@" 2>/dev/null || true
 }
 
 # Before files are unpacked. Nothing has been changed if this refuses.
@@ -29,12 +28,12 @@ before_files() {
         exit 1
     fi
     store=$(state_path)/agent.db
-    if [ -s "$store" ] && [ "$(store_version "$store")" -gt "$STORE_VERSION" ]; then
+    known=$(query "$store" "PRAGMA user_version" "%s")
+    if [ "${known:-0}" -gt "$STORE_VERSION" ]; then
         say "$store was written by a newer netplugin, and this version cannot read it. To downgrade:"
         say "  systemctl stop $unit"
         say "  netplugin store restore --state-path ${store%/*} ${store%/*}/backups/agent-NUMBER.db"
-        say "with the newest copy from before the upgrade, then install this version. docs/operating/store.md"
-        say "says what the agent does about ports that are newer than the copy."
+        say "with the newest copy from before the upgrade; then install this version (docs/operating/store.md)."
         exit 1
     fi
 }
@@ -55,21 +54,12 @@ configured() {
     systemctl try-restart "$unit" || say "the agent did not start again: systemctl status $unit"
 }
 
-list_ports() {
-    [ -e "$1" ] || return 0
-    "$opt/bin/python" -IB - "$1" <<'PYTHON' || true
-import pathlib, sqlite3, sys
-store = sqlite3.connect(pathlib.Path(sys.argv[1]).as_uri() + "?mode=ro", uri=True)
-for row in store.execute("SELECT port_id, vm_id, backend FROM ports ORDER BY port_id"):
-    print("  port %s of VM %s (%s)" % row)
-PYTHON
-}
-
 # Before the files are removed for good.
 before_removal() {
     if [ -d /run/systemd/system ]; then systemctl stop "$unit" || true; fi
     systemctl disable "$unit" >/dev/null 2>&1 || true
-    ports=$(list_ports "$(state_path)/agent.db" 2>/dev/null)
+    ports="SELECT port_id, vm_id, backend FROM ports ORDER BY port_id"
+    ports=$(query "$(state_path)/agent.db" "$ports" "  port %s of VM %s (%s)")
     if [ -n "$ports" ]; then
         say "these ports stay on the host, and VMs keep using them:"
         printf '%s\n' "$ports" >&2
