@@ -1,4 +1,4 @@
-"""What `make dist` makes, built once for a run of the tests; NETPLUGIN_DIST names a directory with all of it."""
+"""What `make dist` makes, built once for a run of the tests; or all of it in the directory NETPLUGIN_DIST."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def root(debian: str, tmp_path: Path) -> Root:
 @pytest.fixture
 def deb(debian: str, root: Root) -> str:
     """The package, in the root."""
-    (package,) = built(debian).glob("*.deb")
+    (package,) = built(debian).glob(f"*{debian}*.deb")
     (root.files / "srv").mkdir()
     shutil.copy(package, root.files / "srv")
     return f"/srv/{package.name}"
