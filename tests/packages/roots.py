@@ -20,9 +20,9 @@ SUITES = {"deb12": "bookworm", "deb13": "trixie"}
 #: What a hypervisor has, of what matters to the package.
 _PACKAGES = {"deb12": "python3.11", "deb13": "python3.13"}
 _SAME = "systemd,procps,libstdc++6,logrotate,nftables,python3-libvirt"
-# Files that say when and how often packages were installed, or that are copies of the file before.
+# Files that say when and how often packages were installed, copies of the file before, what systemctl caches.
 _CHANGES = (
-    "/var/(log|cache|lib/dpkg|lib/rpm)/|/etc/(group|gshadow|passwd|shadow|subuid|subgid)-|/etc/.pwd.lock"
+    "/var/(log|cache|lib/dpkg|lib/rpm)/|/etc/(group|gshadow|passwd|shadow)-|/etc/.pwd.lock|/run/systemd"
 )
 _ENTER = """\
 set -e
