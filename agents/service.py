@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from agents.host.counters import Counters
 from agents.host.health import Health
 from agents.host.pmd import Pmd
 from agents.host.vfs import SharedVfs
@@ -69,6 +70,7 @@ class Service:
         self.events = EventStreams(store.events, max(1, conf.api.max_connections // 4))
         self.pmd = Pmd(host, view, store.placements)
         self.vfs = SharedVfs(store, workers, timeout_s)
+        self.counters = Counters(store, workers, self.off_loop)
         self.networks = Networks(store, workers, timeout_s)
         self.physical_networks = PhysicalNetworkService(store, host.networks, workers, timeout_s)
         self.health = Health(
@@ -94,6 +96,7 @@ class Service:
         self.migrations = Migrations(self.ports, self.health, self.vfs, self._would_place)
         metrics.watch_pmd(self.pmd.scraped)
         metrics.watch_vfs(self.vfs.counters)
+        metrics.watch_counters(self.counters.text)
         metrics.watch_failures(host.supervisor.failures)
         metrics.loaded = backends
 

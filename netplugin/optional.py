@@ -15,6 +15,7 @@ from netplugin.api.errors import NetpluginError
 from netplugin.api.models import Features, Finding, VfCounters, VfInfo
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Backend, Claim, Intent, Observation, ObservedPort
+from netplugin.counters import Readings
 
 ObservationT = TypeVar("ObservationT", bound=Observation, contravariant=True)
 
@@ -75,6 +76,20 @@ class HasVfs(Protocol[ObservationT]):
         """The NIC's counters of the virtual functions among these claims (any thread).
 
         Functions that cannot be read now, or whose NIC has no counters, are left out.
+        """
+
+
+@runtime_checkable
+class HasCounters(Protocol):
+    """It counts what its ports carry and lose. Without it, they have no counters."""
+
+    @abstractmethod
+    def port_counters(self, intents: Sequence[Intent], deadline: float) -> Readings:
+        """What the host has counted of all these ports and of their uplinks (any thread).
+
+        With few requests to the host, whatever the number of ports. Ports that cannot be read are left out.
+
+        Raises: HostError, BackendUnavailable, OperationTimeout.
         """
 
 
@@ -221,6 +236,7 @@ class Extras:
     claims: NeedsClaims[Observation] | None
     by_claims: FindsPortsByClaims[Observation] | None
     vfs: HasVfs[Observation] | None
+    counters: HasCounters | None
     local_vlans: HasLocalVlans | None
     findings: HasFindings[Observation] | None
     features: OffersFeatures | None
@@ -236,6 +252,7 @@ class Extras:
             backend if isinstance(backend, NeedsClaims) else None,
             backend if isinstance(backend, FindsPortsByClaims) else None,
             backend if isinstance(backend, HasVfs) else None,
+            backend if isinstance(backend, HasCounters) else None,
             backend if isinstance(backend, HasLocalVlans) else None,
             backend if isinstance(backend, HasFindings) else None,
             backend if isinstance(backend, OffersFeatures) else None,

@@ -36,6 +36,7 @@ from agents.telemetry.event_streams import MEDIA_TYPE
 from agents.telemetry.metrics import Metrics
 from netplugin.api.batch_models import Batch, BatchResults, PortFilter, Retag
 from netplugin.api.conditions import intent_tag
+from netplugin.api.counter_models import PortCounters
 from netplugin.api.domain_models import CheckRequest, RenderedDomain, RenderRequest
 from netplugin.api.event_models import EventFilter, EventKind
 from netplugin.api.fields import Name, PciAddress
@@ -106,6 +107,12 @@ def _add_ports(app: FastAPI, service: Service) -> None:
         """Return a port."""
         port = service.ports.get(port_id)
         return tagged(port, service.ports.intent_tag(port), condition)
+
+    @app.get("/v1/ports/{port_id}/counters", responses=documented(errors.NotFound, errors.Unsupported))
+    @needs(Role.READ)
+    async def get_port_counters(port_id: Name) -> PortCounters:
+        """Return what a port and its uplinks have carried, and what was dropped, by place."""
+        return await service.counters.of(port_id)
 
     @app.delete("/v1/ports/{port_id}", status_code=204, responses=ANY_ERROR)
     @needs(Role.PLUG)

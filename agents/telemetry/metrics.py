@@ -36,6 +36,8 @@ class Metrics:
         self._registry = CollectorRegistry()
         #: The backends whose ports are not reported as failed; None: all.
         self.loaded: Collection[str] | None = None
+        #: Makes further lines of a scrape (``counter_text``).
+        self._counters: Callable[[], bytes] = bytes
         self._registry.register(_AtScrape(self._ports))
         self._operations = Counter(
             "netplugin_operations",
@@ -70,6 +72,10 @@ class Metrics:
     def watch_vfs(self, read: Callable[[], Iterable[PortCounters]]) -> None:
         """Add the counters of the ports' virtual functions."""
         self._registry.register(_AtScrape(VfFigures(read).collect))
+
+    def watch_counters(self, read: Callable[[], bytes]) -> None:
+        """Add the counters of ports, in the text format."""
+        self._counters = read
 
     def watch_fleet(self, connected: Callable[[], bool], counts: Callable[[], Mapping[str, int]]) -> None:
         """Add whether etcd is read and watched, and the fleet's objects by what became of them."""
@@ -114,7 +120,7 @@ class Metrics:
         self._changes.labels(backend, change, why).inc()
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + self._counters()
 
     def _ports(self) -> Iterator[Metric]:
         ports = GaugeMetricFamily(

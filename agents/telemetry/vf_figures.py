@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from agents.telemetry.slow_reading import SlowReading
 from netplugin.api.models import VfCounters
 
 LOG = logging.getLogger(__name__)
@@ -34,14 +33,12 @@ class VfFigures:
     """
 
     def __init__(self, read: Callable[[], Iterable[PortCounters]], wait_s: float = 2.0) -> None:
-        self._read = read
+        self._reading = SlowReading("vf-counters", lambda: list(read()))
         self._wait_s = wait_s
-        self._lock = threading.Lock()
-        self._reading: Future[list[PortCounters]] | None = None
 
     def collect(self) -> list[Metric]:
         try:
-            found = self._begin().result(self._wait_s)
+            found = self._reading.begin().result(self._wait_s)
         except TimeoutError:
             LOG.warning("no counters of virtual functions: a NIC does not answer in time")
             return []
@@ -53,23 +50,6 @@ class VfFigures:
             _family("bytes", "Bytes", found, lambda c: (c.rx_bytes, c.tx_bytes)),
             _family("dropped", "Packets dropped", found, lambda c: (c.rx_dropped, c.tx_dropped)),
         ]
-
-    def _begin(self) -> Future[list[PortCounters]]:
-        """The read in progress, or a new one."""
-        with self._lock:
-            if self._reading is None or self._reading.done():
-                reading: Future[list[PortCounters]] = Future()
-                threading.Thread(
-                    target=self._fill, args=(reading,), name="vf-counters", daemon=True
-                ).start()  # raises if no thread can be created; then there is no read
-                self._reading = reading
-            return self._reading
-
-    def _fill(self, reading: Future[list[PortCounters]]) -> None:
-        try:
-            reading.set_result(list(self._read()))
-        except Exception as wrong:
-            reading.set_exception(wrong)
 
 
 def _family(

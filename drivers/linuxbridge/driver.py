@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from drivers.linuxbridge.apply import Writer
 from drivers.linuxbridge.bridge_names import refuse_name
 from drivers.linuxbridge.commands import BridgeChange, BridgeKernel, SetTapAddress
+from drivers.linuxbridge.counters import CounterReader
 from drivers.linuxbridge.findings import host_findings
 from drivers.linuxbridge.model import BridgeObservation, tap_name
 from drivers.linuxbridge.networks import check_network, holders, network_faults, network_remains
@@ -37,6 +38,7 @@ from netplugin.backend import (
     claim_name,
     unknown_network,
 )
+from netplugin.counters import Readings
 from netplugin.data_path import DataPath
 from netplugin.host.foreign_filters import ForeignWatch
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
@@ -46,7 +48,7 @@ from netplugin.host.physical_networks import Derived, linux_bridge_of
 from netplugin.host.shared import Host, SimulatedHost
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import tap_interface
-from netplugin.optional import HasFacts, HasFindings, Migrates, NeedsClaims, UsesPhysicalNetworks
+from netplugin.optional import HasCounters, HasFacts, HasFindings, Migrates, NeedsClaims, UsesPhysicalNetworks
 from netplugin.service_devices import fit_device
 
 LOG = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class LinuxBridge(
     Backend[BridgeObservation],
     NeedsClaims[BridgeObservation],
     HasFindings[BridgeObservation],
+    HasCounters,
     HasFacts,
     UsesPhysicalNetworks[BridgeObservation],
     Migrates,
@@ -97,6 +100,7 @@ class LinuxBridge(
         self._current = Derived(shared.networks, configured.with_networks)
         self._supervisor = shared.supervisor
         self._kernel = kernel or BridgeKernel.make(self._settings.local_ip)
+        self._counters = CounterReader()
         self._locks = shared.locks
         self._carried = CarriedMark(shared.mark)
         #: The mark found with the rules at the last read of the whole host; None before that.
@@ -227,6 +231,9 @@ class LinuxBridge(
 
     def network_holders(self, name: str) -> Sequence[str]:
         return holders(self._kernel.links, name)
+
+    def port_counters(self, intents: Sequence[Intent], deadline: float) -> Readings:
+        return self._counters.read(self._settings, intents, deadline)
 
     def facts(self) -> Mapping[str, str | int | bool]:
         return {"vhost_net": VHOST_NET.exists(), "local_ip": self._settings.local_ip}

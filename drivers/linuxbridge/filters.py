@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
+from netplugin.api.counter_models import Place
 from netplugin.api.models import PortSpec
 from netplugin.host import nft_rules as nft
 from netplugin.host.names import TAP, TAP_GROUP, link_local
@@ -122,13 +123,29 @@ def port_chain(port_id: str, spec: PortSpec) -> Chain:
     else:
         pairs = [(a.mac or spec.mac, a.ip) for a in security.allowed_addresses]
         rules += [rule for pair in pairs for rule in _advertisements(*pair)]
-        rules.append(Rule.make(_IPV6, *_icmpv6(_ADVERT), *_COUNTED_DROP))
+        rules.append(_ANY_ADVERTISEMENT)
         rules += [rule for pair in pairs for rule in _address(*pair)]
         rules += _roles(spec)
         rules.append(_dhcp(spec.mac))
         rules.append(_announcement(spec.mac))
-        rules.append(Rule.make(*_COUNTED_DROP))
+        rules.append(_ANYTHING)
     return Chain(tuple(dict.fromkeys(rules)))
+
+
+def counted_rules(spec: PortSpec) -> Iterator[tuple[Place, bytes]]:
+    """The rules of a port's chain that count what they drop, each with its place.
+
+    The last one of a chain with addresses drops what is not tied to the right MAC: the guard has dropped the
+    frames of other MACs, and those of other addresses.
+    """
+    security = spec.port_security
+    yield from ((Place.FILTER_VLAN_TAG, Rule.make(tag, *_COUNTED_DROP).code) for tag in _TAGS)
+    if security.enabled and not security.allowed_addresses:
+        yield Place.FILTER_SOURCE_MAC, _another_mac(spec.mac).code
+        yield Place.FILTER_ARP, _ANY_ARP.code
+    elif security.enabled:
+        yield Place.FILTER_NEIGHBOUR, _ANY_ADVERTISEMENT.code
+        yield Place.FILTER_SOURCE_IP, _ANYTHING.code
 
 
 def store_chain(mark: str) -> Chain:
@@ -167,7 +184,7 @@ def _marked(chain: Chain, at: int, mark: str) -> str | None:
 
 def versions(chain: Chain | None) -> frozenset[int]:
     """Return the versions of IP that a port's chain lets its VM send; both if there is no chain."""
-    if chain is None or not chain.rules or chain.rules[-1] != Rule.make(*_COUNTED_DROP):
+    if chain is None or not chain.rules or chain.rules[-1] != _ANYTHING:
         return frozenset({4, 6})
     accepted = [rule.code for rule in chain.rules if rule.code.endswith(Rule.make(ACCEPT).code)]
     dhcp = Rule.make(_OVER_UDP).code  # anyone may ask for an address
@@ -178,11 +195,15 @@ def versions(chain: Chain | None) -> frozenset[int]:
 
 
 def _own_mac(mac: str) -> Iterator[Rule]:
-    yield Rule.make(Match(_SENDER, _mac(mac), equal=False), *_COUNTED_DROP)
+    yield _another_mac(mac)
     # ARP carries the sender's MAC in its payload too; a forged one would poison neighbours.
     yield Rule.make(*_ARP, Match(_ARP_SENDER, _mac(mac)), ACCEPT)
-    yield Rule.make(Match(_TYPE, _ARP_TYPE), *_COUNTED_DROP)
+    yield _ANY_ARP
     yield Rule.make(ACCEPT)
+
+
+def _another_mac(mac: str) -> Rule:
+    return Rule.make(Match(_SENDER, _mac(mac), equal=False), *_COUNTED_DROP)
 
 
 @lru_cache(maxsize=4096)
@@ -294,3 +315,9 @@ def _within(field: Payload, ip: str) -> tuple[Match, ...]:
 
 def _mac(mac: str) -> bytes:
     return bytes.fromhex(mac.replace(":", ""))
+
+
+#: The rules that end what is allowed of a kind, and of all.
+_ANY_ARP = Rule.make(Match(_TYPE, _ARP_TYPE), *_COUNTED_DROP)
+_ANY_ADVERTISEMENT = Rule.make(_IPV6, *_icmpv6(_ADVERT), *_COUNTED_DROP)
+_ANYTHING = Rule.make(*_COUNTED_DROP)

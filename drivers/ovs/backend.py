@@ -11,12 +11,13 @@ from drivers.ovs.switch import Switch
 from netplugin.api.models import Binding, DomainRequirements
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Backend, Intent, Observation
+from netplugin.counters import Readings
 from netplugin.data_path import DataPath
 from netplugin.host.announcement import announcement
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import vhostuser_interface
-from netplugin.optional import HasFacts, HasLocalVlans, Migrates, UsesPhysicalNetworks
+from netplugin.optional import HasCounters, HasFacts, HasLocalVlans, Migrates, UsesPhysicalNetworks
 
 ObservationT = TypeVar("ObservationT", bound=Observation)
 
@@ -25,7 +26,7 @@ VHOST_USER = DataPath("vhostuser", "socket_path", ovs_bridge="bridge", ovs_port=
 
 
 class OvsBackend(
-    Backend[ObservationT], HasLocalVlans, HasFacts, UsesPhysicalNetworks[ObservationT], Migrates
+    Backend[ObservationT], HasCounters, HasLocalVlans, HasFacts, UsesPhysicalNetworks[ObservationT], Migrates
 ):
     """See ``netplugin.backend.Backend``."""
 
@@ -45,6 +46,9 @@ class OvsBackend(
 
     def held_vlans(self) -> Mapping[int, str]:
         return self._switch.held_vlans()
+
+    def port_counters(self, intents: Sequence[Intent], deadline: float) -> Readings:
+        return self._switch.counters(intents, deadline)
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
         networks.check_network(self._switch.caught_up(), name, spec)

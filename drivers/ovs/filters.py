@@ -10,10 +10,11 @@ the rest (NORMAL), or they go to the VF port of a relayed port.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from netplugin.api.models import PortSpec, Role
+from netplugin.api.counter_models import Place
+from netplugin.api.models import PortSecurity, PortSpec, Role
 from netplugin.host.announcement import group_of
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.flow_actions import DROP, POP_VLAN, output, resubmit, set_field, take_as_from
@@ -34,6 +35,7 @@ _HIGHEST = 65535
 #: No VLAN tag at all. OVS would admit a priority tag (VID 0, IEEE 802.1Q, 9.6) on an access port,
 #: and a second tag behind it would leave by the uplink, because OVS checks only the outer tag.
 _UNTAGGED = "vlan_tci=0x0000/0x1fff"
+_TAGGED = "vlan_tci=0x1000/0x1000"
 #: As a NIC may deliver it to a VM: untagged or priority-tagged.
 _NO_VLAN = "vlan_tci=0x0000/0x0fff"
 #: The group bit (IEEE 802, 8.4): broadcast and multicast.
@@ -130,14 +132,43 @@ def foreign_flows(port_id: str, ofport: int) -> frozenset[Flow]:
     return frozenset(
         {
             Flow.make(cookie, _HIGHEST, f"{source},{match}", DROP)
-            for match in ("vlan_tci=0x1000/0x1000", _LINK_LOCAL, *_PARTS_OF_TAGS)
+            for match in (_TAGGED, _LINK_LOCAL, *_PARTS_OF_TAGS)
         }
     )
 
 
-def refused_otherwise(port_id: str, ofport: int) -> Flow:
-    """The flow by which a bridge that is not ours drops what the filter of a port does not admit."""
-    return Flow.make(port_cookie(port_id), _CLOSED, f"in_port={ofport}", DROP)
+def miss_flows(port_id: str, ofport: int, spec: PortSpec) -> Mapping[Flow, Place]:
+    """The flows that drop what no flow of a port admits, each with the rule by which it is dropped.
+
+    The bridge drops it too (``DROP_THE_REST``), but does not count it by port. A bridge that is not ours
+    does not drop it otherwise. They are below what admits frames and above what operators add.
+    """
+    cookie, port, security = port_cookie(port_id), f"in_port={ofport}", spec.port_security
+    if not security.enabled:
+        return {Flow.make(cookie, _CLOSED + 1, port, DROP): Place.FILTER_VLAN_TAG}
+    macs = {address.mac or spec.mac for address in security.allowed_addresses}
+    return {
+        Flow.make(cookie, _CLOSED + 3, f"{port},{_TAGGED}", DROP): Place.FILTER_VLAN_TAG,
+        **{
+            Flow.make(cookie, _CLOSED + 2, f"{port},dl_src={mac}", DROP): Place.FILTER_SOURCE_IP
+            for mac in sorted(macs)
+        },
+        Flow.make(cookie, _CLOSED + 1, port, DROP): Place.FILTER_SOURCE_MAC,
+    }
+
+
+def places(port_id: str, ofport: int, spec: PortSpec) -> Mapping[tuple[int, int, bytes], Place]:
+    """Where a port's flows drop frames, by the identity of the flow."""
+    cookie, port = port_cookie(port_id), f"in_port={ofport}"
+    found = {flow.identity: place for flow, place in miss_flows(port_id, ofport, spec).items()}
+    for place, priority, match in _drops(spec.port_security):
+        found[Flow.make(cookie, priority, f"{match},{port}", DROP).identity] = place
+    for flow in closed_flows(port_id, ofport):
+        found[flow.identity] = Place.NOT_FORWARDED
+    for flow in foreign_flows(port_id, ofport):
+        link_local = flow.match.startswith("dl_dst")
+        found[flow.identity] = Place.FILTER_SWITCH_PROTOCOL if link_local else Place.FILTER_VLAN_TAG
+    return found
 
 
 def closed_flows(port_id: str, *ofports: int) -> frozenset[Flow]:
@@ -183,25 +214,31 @@ def port_flows(port_id: str, ofport: int, spec: PortSpec, admitted: bytes = TO_S
     """The flows that admit the frames that the port may send; ``admitted`` is what is done with these."""
     cookie, security = port_cookie(port_id), spec.port_security
     port = f"in_port={ofport}"
+    allowed = _allowed(spec) if security.enabled else [(PORT, "")]
+    return frozenset(
+        {
+            *(Flow.make(cookie, priority, f"{m},{port}", DROP) for _, priority, m in _drops(security)),
+            *(Flow.make(cookie, priority, f"{m},{port},{_UNTAGGED}", admitted) for priority, m in allowed),
+        }
+    )
+
+
+def _drops(security: PortSecurity) -> Iterable[tuple[Place, int, str]]:
+    """What a port may not send whatever it may send otherwise, as (place, priority, match)."""
     if not security.enabled:
-        open_port = Flow.make(cookie, PORT, f"{port},{_UNTAGGED}", admitted)
-        refused = (_LINK_LOCAL, *_PARTS_OF_TAGS)
-        return frozenset({open_port, *(Flow.make(cookie, _REFUSED, f"{port},{m}", DROP) for m in refused)})
-    flows = {Flow.make(cookie, _REFUSED, f"{match},{port}", DROP) for match in _refused(security.roles)}
-    flows |= {
-        Flow.make(cookie, priority, f"{match},{port},{_UNTAGGED}", admitted)
-        for priority, match in _allowed(spec)
-    }
+        yield Place.FILTER_SWITCH_PROTOCOL, _REFUSED, _LINK_LOCAL
+        yield from ((Place.FILTER_VLAN_TAG, _REFUSED, match) for match in _PARTS_OF_TAGS)
+        return
+    yield from ((place, _REFUSED, match) for place, match in _refused(security.roles))
     if not security.allowed_addresses:
         # The ARP payload has a MAC as well; a forged one would poison the caches of neighbours.
-        flows |= {Flow.make(cookie, _ARP - 1, f"{kind},{port}", DROP) for kind in ("arp", "rarp")}
+        yield from ((Place.FILTER_ARP, _ARP - 1, kind) for kind in ("arp", "rarp"))
     if any(":" in address.ip for address in security.allowed_addresses):
         # Below the permitted advertisements, and above everything else from an address.
-        flows.add(Flow.make(cookie, _ARP - 1, f"icmp6,{port},icmp_type=136", DROP))
-    return frozenset(flows)
+        yield Place.FILTER_NEIGHBOUR, _ARP - 1, "icmp6,icmp_type=136"
 
 
-def _refused(roles: Collection[Role]) -> Iterable[str]:
+def _refused(roles: Collection[Role]) -> Iterable[tuple[Place, str]]:
     """What no VM, or no VM without the role, may send, whatever its addresses.
 
     A DHCP client checks the destination port of an answer, not the source port. The bridge matches
@@ -211,14 +248,14 @@ def _refused(roles: Collection[Role]) -> Iterable[str]:
     (an evasion in RFC 7113, section 2). RFC 7112, section 5, permits dropping such fragments. Of IPv4 the
     first fragment has all 8 bytes of a UDP header, because fragments are cut at multiples of 8 bytes.
     """
-    yield from _OF_SWITCHES
-    yield from _PARTS_OF_TAGS
-    yield from ("ipv6,nw_proto=0", "icmp6,icmp_type=0", "udp6,tp_dst=0", "tcp6,tcp_dst=0")
+    yield from ((Place.FILTER_SWITCH_PROTOCOL, match) for match in _OF_SWITCHES)
+    yield from ((Place.FILTER_VLAN_TAG, match) for match in _PARTS_OF_TAGS)
+    incomplete = "ipv6,nw_proto=0", "icmp6,icmp_type=0", "udp6,tp_dst=0", "tcp6,tcp_dst=0"
+    yield from ((Place.FILTER_IPV6_HEADER, match) for match in incomplete)
     if "router" not in roles:
-        yield from (f"icmp6,icmp_type={kind}" for kind in _OF_ROUTERS)
+        yield from ((Place.FILTER_ROUTER, f"icmp6,icmp_type={kind}") for kind in _OF_ROUTERS)
     if "dhcp_server" not in roles:
-        yield "udp,tp_dst=68"
-        yield "udp6,tp_dst=546"
+        yield from ((Place.FILTER_DHCP_SERVER, match) for match in ("udp,tp_dst=68", "udp6,tp_dst=546"))
 
 
 def _allowed(spec: PortSpec) -> Iterable[tuple[int, str]]:

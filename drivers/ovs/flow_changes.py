@@ -146,14 +146,14 @@ class SetFilter(FlowChange):
         if self.port.closed:
             return filters.closed_flows(port_id, ofport, *(() if other is None else (other,)))
         if other is not None:  # no host asks it to announce its VM: it is closed until the guest runs
-            return filters.relay_flows(port_id, ofport, other, spec)
+            relay = filters.relay_flows(port_id, ofport, other, spec)
+            return relay | filters.miss_flows(port_id, ofport, spec).keys()
         if self.foreign and not spec.port_security.enabled:
             flows = filters.foreign_flows(port_id, ofport)
         else:
             # Only bridges of ours have the table that switches.
             flows = filters.port_flows(port_id, ofport, spec, NORMAL if self.foreign else filters.TO_SWITCH)
-        if self.foreign and spec.port_security.enabled:
-            flows |= {filters.refused_otherwise(port_id, ofport)}
+            flows |= filters.miss_flows(port_id, ofport, spec).keys()
         if self.port.follows and not self.foreign:
             flows |= filters.handover_flows(port_id, ofport, spec, self.port.tag, open_to)
         return flows

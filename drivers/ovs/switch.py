@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from drivers.ovs import sockets
 from drivers.ovs.apply import Applier
+from drivers.ovs.counters import read_counters
 from drivers.ovs.model import Layout, OvsObservation
 from drivers.ovs.observe import NOT_READ, OvsReader
 from drivers.ovs.usability import dpdk_usable
 from netplugin.api.errors import HostError
 from netplugin.backend import Intent
+from netplugin.counters import Readings
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
 from netplugin.host.ovs_view import OvsView
@@ -20,7 +22,8 @@ from netplugin.host.vswitchd import appctl
 
 
 class Switch(Applier):
-    """The host's OVS, and what changes it. Not thread-safe, except ``usable``, ``root`` and ``row``."""
+    """The host's OVS, and what changes it. Not thread-safe, except ``usable``, ``root``, ``row`` and
+    ``counters``."""
 
     def __init__(self, ovs: OvsHost, layout: Layout, *types: str) -> None:
         """``types``: the interface types that the backend needs."""
@@ -106,6 +109,10 @@ class Switch(Applier):
                 frames[str(row.bridge)].append((ofport, frame(intent.spec.mac)))
         for bridge, those in frames.items():
             self._ovs.flows.send(bridge, those, deadline)
+
+    def counters(self, intents: Sequence[Intent], deadline: float) -> Readings:
+        """See ``netplugin.optional.HasCounters``. Callable from any thread."""
+        return read_counters(self._ovs, self._backend, intents, deadline)
 
     def detach(self, device: str, deadline: float) -> bool:
         """Make DPDK detach a device; return whether DPDK had it.

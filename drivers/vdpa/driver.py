@@ -38,7 +38,7 @@ from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.plan import DetachVf, make_plan, observed_ports
 from drivers.vdpa.vduse_commands import VduseChange
 from drivers.vdpa.vduse_host import VHOST_VDPA, VduseHost
-from drivers.vf.backend import VfBackend
+from drivers.vf.backend import VfBackend, drops_of
 from drivers.vf.commands import KIND, VfChange
 from drivers.vf.inventory import Inventory
 from drivers.vf.kernel import VfKernel
@@ -50,6 +50,7 @@ from netplugin.api.errors import NetpluginError, OperationTimeout
 from netplugin.api.models import Binding, Features, Finding, PortSpec
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Applied, Change, Claim, Intent, ObservedPort, Plan, claim_name, unknown_network
+from netplugin.counters import Readings
 from netplugin.data_path import DataPath
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability, Wake
@@ -189,6 +190,15 @@ class Vdpa(OvsBackend[VdpaObservation], VfBackend[VdpaObservation]):
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
         OvsBackend.check_network(self, name, spec)
         VfBackend.check_network(self, name, spec)
+
+    def port_counters(self, intents: Sequence[Intent], deadline: float) -> Readings:
+        """Those of OVS, with what the NIC has dropped of the VF."""
+        on_ovs, vfs = (base.port_counters(self, intents, deadline) for base in (OvsBackend, VfBackend))
+        ports = {
+            port_id: replace(found, sources={**found.sources, **drops_of(vfs.ports.get(port_id))})
+            for port_id, found in on_ovs.ports.items()
+        }
+        return Readings({**vfs.ports, **ports}, on_ovs.uplinks)
 
     def facts(self) -> Mapping[str, str | int | bool]:
         return {**self._choice.facts(), **super().facts()}

@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from netplugin.api.batch_models import Batch, BatchResults, Retag
 from netplugin.api.conditions import ANY
 from netplugin.api.connection import Answer, Connection, path_of
+from netplugin.api.counter_models import PortCounters
 from netplugin.api.domain_models import CheckRequest, DomainPolicy, RenderedDomain, RenderRequest
 from netplugin.api.errors import InvalidRequest
 from netplugin.api.event_models import EventFilter
@@ -102,6 +103,9 @@ class Client(Connection):
     def delete_port(self, port_id: str, *, if_match: str | None = None) -> None:
         """``if_match``: as in ``put_port``."""
         self._call("DELETE", path_of("ports", port_id), headers=_condition(if_match))
+
+    def port_counters(self, port_id: str) -> PortCounters:
+        return self._ask(PortCounters, "GET", f"{path_of('ports', port_id)}/counters")
 
     def migrate_port(self, port_id: str, step: MigrateRequest) -> Port | None:
         """Carry out one step of a live migration; None if the port was removed, or there is none."""

@@ -12,6 +12,7 @@ _COMMANDS: Final = {
     "lists": "port list, port show, service-port list, network list, vf list, physical-network list, "
     "physical-network show, backend list, backend check",
     "ports": "port put, port delete, port retag, network put, network delete, vf release, reconcile",
+    "counters": "port counters",
     "migrations": "port migrate, port migrate-check",
     "service_ports": "service-port put, service-port delete",
     "physical_networks": "physical-network put, physical-network delete",

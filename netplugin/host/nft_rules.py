@@ -175,6 +175,22 @@ DROP, ACCEPT = (_expression("immediate", _TO_VERDICT, verdict(number)) for numbe
 COUNTER = _expression("counter")
 
 
+#: A counter as the kernel lists it: its name, and the number of its packets (NFTA_COUNTER_PACKETS).
+_COUNTS = b"counter\0"
+_PACKETS = 2
+
+
+def counted(code: bytes) -> int:
+    """The packets that a rule of the kernel has counted; 0 if it has no counter."""
+    if _COUNTS not in code:
+        return 0
+    for _, expression in attributes(code):
+        name, data = unpacked(expression, 2)
+        if name == _COUNTS:
+            return int.from_bytes(unpacked(data, _PACKETS)[_PACKETS - 1], "big")
+    return 0
+
+
 def jump_target(data: bytes) -> str | None:
     """The chain that a verdict jumps to; None for any other value."""
     chain = text(unpacked(unpacked(data, 2)[1], 2)[1])

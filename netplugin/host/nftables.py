@@ -24,7 +24,7 @@ from netplugin.host.nfnetlink import (
     packed,
     unpacked,
 )
-from netplugin.host.nft_rules import Rule, jump, jump_target, verdict
+from netplugin.host.nft_rules import Rule, counted, jump, jump_target, verdict
 from netplugin.host.nft_sets import INTERFACE_NAME, KeyType
 
 # include/uapi/linux/netfilter/nf_tables.h
@@ -214,6 +214,22 @@ class Nftables:
         None if there is no table. Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         return self._kernel.read(self._step, deadline, lambda *at: self._read(chains, *at))
+
+    def counters(self, deadline: float) -> dict[str, dict[bytes, int]]:
+        """The packets that rules have counted, by chain and by the code of the rule (``Rule.code``).
+
+        Rules that have counted none are left out. One list of all rules.
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        return self._kernel.read(self._step, deadline, lambda channel, _: self._counters(channel))
+
+    def _counters(self, channel: Channel) -> dict[str, dict[bytes, int]]:
+        found: dict[str, dict[bytes, int]] = defaultdict(dict)
+        for _, table, chain, _, code, *_ in dump(channel, self._family, _GETRULE, packed(self.table)):
+            if text(table) == self.table and (packets := counted(code)):
+                found[text(chain)][Rule.read(code, b"").code] = packets
+        return found
 
     def _read(self, chains: Collection[str] | None, channel: Channel, stamp: int) -> Table | None:
         listing, changed = self._listing, self._changed

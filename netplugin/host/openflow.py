@@ -16,6 +16,13 @@ from netplugin.host.flow import COOKIE_MARK, MARK_MASK, Flow
 from netplugin.host.openflow_connection import STEP, Connection
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.oxm import Malformed
+from netplugin.host.port_stats import (
+    FlowStats,
+    PortStats,
+    read_flow_stats,
+    read_port_stats,
+    request_port_stats,
+)
 from netplugin.host.processes import remaining
 
 #: The least time that an exchange gets, in seconds: what another wait has used up must not make it fail.
@@ -153,6 +160,25 @@ class OpenFlow:
         read = partial(m.read_counts, requests=(1, 2))
         total, ours = self._exchange(bridge, [[every, marked]], deadline, read)
         return total - ours
+
+    def counters(
+        self, bridge: str, cookies: Collection[int], deadline: float
+    ) -> tuple[list[PortStats], list[FlowStats]]:
+        """The counters of all ports, and of the flows of these cookies that packets have met.
+
+        By one exchange. vswitchd answers 50 requests in one turn of its main loop (``ofconn_run`` in
+        ofproto/connmgr.c), so those for many cookies do not hold it up as one for all of their flows would.
+        """
+        asked = {
+            xid: m.request_flows(xid, each, m.WHOLE_COOKIE) for xid, each in enumerate(sorted(cookies), 2)
+        }
+
+        def read(answers: Sequence[m.OpenFlowMessage]) -> tuple[list[PortStats], list[FlowStats]]:
+            of_ports = [answer for answer in answers if answer.xid == 1]
+            of_flows = [answer for answer in answers if answer.xid != 1]
+            return read_port_stats(of_ports, 1), read_flow_stats(of_flows, asked)
+
+        return self._exchange(bridge, [[request_port_stats(1), *asked.values()]], deadline, read)
 
     def settings(self, bridge: str, deadline: float) -> BridgeSettings:
         """The settings as they are."""

@@ -26,15 +26,15 @@ _BARRIER_REQUEST, BARRIER_REPLY, BUNDLE_CONTROL, _BUNDLE_ADD = 20, 21, 33, 34
 
 _HEADER = struct.Struct(">BBHI")
 _MOST = 0xFFFF  # bytes of a message
-_ANY = 0xFFFFFFFF
+ANY = 0xFFFFFFFF
 _ANY_TABLE = 0xFF
 _TABLE = 0xFFF9  # OFPP_TABLE
 _ADD, _DELETE, _DELETE_STRICT = 0, 3, 4  # ofp_flow_mod_command
 WHOLE_COOKIE = (1 << 64) - 1
-_STATS = struct.Struct(">HBxIIHHHHH2xQQQ")  # ofp_flow_stats
+STATS = struct.Struct(">HBxIIHHHHH2xQQQ")  # ofp_flow_stats
 _AGGREGATE_STATS = struct.Struct(">QQI4x")  # ofp_aggregate_stats_reply
 # ofp_multipart_type; OFPMPF_REPLY_MORE; bytes before the body of a part
-_FLOW_STATS, _AGGREGATE, _PORT_DESC, _FLOW_MONITOR = 1, 2, 13, 16
+FLOW_STATS, _AGGREGATE, _PORT_DESC, _FLOW_MONITOR = 1, 2, 13, 16
 _MORE, _PART = 1, 8
 _APPLY_ACTIONS = 4  # OFPIT_APPLY_ACTIONS
 _OPEN, _COMMIT = 0, 4  # ofp_bundle_ctrl_type
@@ -122,7 +122,7 @@ def _match(fields: bytes) -> bytes:
 
 
 def _flow_mod(command: int, flow: Flow, mask: int = 0, instructions: bytes = b"") -> bytes:
-    head = flow.cookie, mask, flow.table, command, 0, 0, flow.priority, _ANY, _ANY, _ANY, 0, 0
+    head = flow.cookie, mask, flow.table, command, 0, 0, flow.priority, ANY, ANY, ANY, 0, 0
     return struct.pack(">QQBBHHHIIIHH", *head) + _match(flow.fields) + instructions
 
 
@@ -166,13 +166,11 @@ def _bundle_control(kind: int) -> bytes:
     return message(BUNDLE_CONTROL, 1, struct.pack(">IHH", _BUNDLE, kind, _ATOMIC_ORDERED))
 
 
-def _request(kind: int, xid: int, body: bytes = b"") -> bytes:
+def multipart(kind: int, xid: int, body: bytes = b"") -> bytes:
     return message(_MULTIPART_REQUEST, xid, struct.pack(">HH4x", kind, 0) + body)
 
 
-def _parts(
-    answers: Sequence[OpenFlowMessage], kind: int, requests: Collection[int], what: str
-) -> list[bytes]:
+def parts(answers: Sequence[OpenFlowMessage], kind: int, requests: Collection[int], what: str) -> list[bytes]:
     """The bodies of the parts that answer the requests with these transaction ids. Raises: Malformed."""
     incomplete = set(requests)
     for answer in answers:
@@ -189,7 +187,7 @@ def _is_part(answer: OpenFlowMessage, kind: int) -> bool:
     return len(answer.body) >= _PART and answer.body[:2] == kind.to_bytes(2, "big")
 
 
-def _entries(data: bytes, form: struct.Struct, length_at: int, what: str) -> Iterator[tuple[Any, bytes]]:
+def entries(data: bytes, form: struct.Struct, length_at: int, what: str) -> Iterator[tuple[Any, bytes]]:
     """Yield the head and the rest of each entry of a part. Raises: Malformed.
 
     ``length_at``: where in the head its length is.
@@ -210,13 +208,13 @@ def request_flows(xid: int, cookie: int, mask: int, *, counted: bool = False) ->
     """Ask for the flows of all tables whose cookie is the same in the bits of ``mask``, or (``counted``) for
     their number (OFPMP_FLOW, OFPMP_AGGREGATE).
     """
-    body = struct.pack(">B3xII4xQQ", _ANY_TABLE, _ANY, _ANY, cookie, mask) + _match(b"")
-    return _request(_AGGREGATE if counted else _FLOW_STATS, xid, body)
+    body = struct.pack(">B3xII4xQQ", _ANY_TABLE, ANY, ANY, cookie, mask) + _match(b"")
+    return multipart(_AGGREGATE if counted else FLOW_STATS, xid, body)
 
 
 def read_counts(answers: Sequence[OpenFlowMessage], requests: Collection[int]) -> list[int]:
     """The numbers of flows that answer these requests. Raises: Malformed."""
-    counts = _parts(answers, _AGGREGATE, requests, "number of flow")
+    counts = parts(answers, _AGGREGATE, requests, "number of flow")
     if any(len(each) != _AGGREGATE_STATS.size for each in counts) or len(counts) != len(requests):
         raise Malformed("no number of flows")
     return [_AGGREGATE_STATS.unpack(each)[2] for each in counts]
@@ -225,14 +223,14 @@ def read_counts(answers: Sequence[OpenFlowMessage], requests: Collection[int]) -
 def read_flows(answers: Sequence[OpenFlowMessage], requests: Collection[int]) -> list[Flow]:
     """The flows that answer ``request_flows`` with these transaction ids. Raises: Malformed."""
     flows = []
-    for part in _parts(answers, _FLOW_STATS, requests, "flow"):
-        for head, rest in _entries(part, _STATS, 0, "flow"):
+    for part in parts(answers, FLOW_STATS, requests, "flow"):
+        for head, rest in entries(part, STATS, 0, "flow"):
             _, table, _, _, priority, *options, cookie, _, _ = head
-            flows.append(Flow(cookie, priority, *_read_rule(rest), table, tuple(options)))
+            flows.append(Flow(cookie, priority, *read_rule(rest), table, tuple(options)))
     return flows
 
 
-def _read_rule(rest: bytes) -> tuple[bytes, bytes]:
+def read_rule(rest: bytes) -> tuple[bytes, bytes]:
     """The fields and the actions. Raises: Malformed."""
     length = int.from_bytes(rest[2:4], "big")
     behind = -(-length // 8) * 8
@@ -267,8 +265,8 @@ def monitor_flows() -> bytes:
     Changes by this connection itself come abbreviated: OVS shows them only with a flag that is not set
     (``ofmonitor_report`` in ofproto/connmgr.c). Since OVS 3.0.
     """
-    body = struct.pack(">IIIHBB", 1, _ANY, _ANY, _ADDS_REMOVES_MODIFIES, _ANY_TABLE, 0)
-    return _request(_FLOW_MONITOR, 0, body + _match(b""))
+    body = struct.pack(">IIIHBB", 1, ANY, ANY, _ADDS_REMOVES_MODIFIES, _ANY_TABLE, 0)
+    return multipart(_FLOW_MONITOR, 0, body + _match(b""))
 
 
 def is_of_monitor(reply: OpenFlowMessage) -> bool:
@@ -282,7 +280,7 @@ def read_changes(reply: OpenFlowMessage) -> Changed:
     Flows that vswitchd learns, which alone have a timeout and are not in table 0, are left out.
     """
     gravest = Changed.NOTHING
-    for (_, event, table, _), rest in _entries(reply.body[_PART:], _UPDATE, 0, "change"):
+    for (_, event, table, _), rest in entries(reply.body[_PART:], _UPDATE, 0, "change"):
         if _ADDED <= event <= _MODIFIED and len(rest) >= _UPDATE_REST.size:
             timeout, _, cookie = _UPDATE_REST.unpack_from(rest)
             if not is_marked(cookie):
@@ -311,13 +309,13 @@ class OfPortState:
 
 def request_ports(xid: int) -> bytes:
     """Ask for all ports of a bridge (OFPMP_PORT_DESC)."""
-    return _request(_PORT_DESC, xid)
+    return multipart(_PORT_DESC, xid)
 
 
 def read_ports(answers: Sequence[OpenFlowMessage], request: int) -> list[OfPortState]:
     """The answer to ``request_ports`` with this transaction id. Raises: Malformed."""
-    parts = _parts(answers, _PORT_DESC, [request], "port")
-    found = [head for part in parts for head, _ in _entries(part, _PORT, 1, "port")]
+    bodies = parts(answers, _PORT_DESC, [request], "port")
+    found = [head for body in bodies for head, _ in entries(body, _PORT, 1, "port")]
     return [OfPortState(head[0] & 0xFFFF, head[2], bool(head[4] & _NO_FORWARD)) for head in found]
 
 
@@ -331,7 +329,7 @@ def set_port(xid: int, port: OfPortState, *, shut: bool) -> bytes:
 def packet_out(xid: int, ofport: int, frame: bytes) -> bytes:
     """Look a frame up in the flow tables as one that came from the port (OFPT_PACKET_OUT, OFPP_TABLE)."""
     actions = output(_TABLE)
-    return message(_PACKET_OUT, xid, struct.pack(">IIH6x", _ANY, ofport, len(actions)) + actions + frame)
+    return message(_PACKET_OUT, xid, struct.pack(">IIH6x", ANY, ofport, len(actions)) + actions + frame)
 
 
 def match_fragments(xid: int) -> bytes:

@@ -92,6 +92,14 @@ class Queueing:
     guard: BpfProgram | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class QdiscDrops:
+    """What the qdiscs of a device have dropped: its own tbf, and the one that has its ingress filters."""
+
+    bucket: int | None = None
+    ingress: int | None = None
+
+
 class Tc:
     """tc on the devices in the network namespace of the calling thread.
 
@@ -118,6 +126,20 @@ class Tc:
         return {
             index: self._queueing(index, at.get((index, rtnl.TC_H_ROOT)), at.get((index, rtnl.TC_H_INGRESS)))
             for index in {index for index, _ in at}
+        }
+
+    def drops(self) -> Mapping[int, QdiscDrops]:
+        """What the qdiscs of all devices have dropped, by index; that of a filter counts in its qdisc."""
+        with words("list-qdiscs", "qdiscs"):
+            listed = self._kernel.ask(rtnl.RTM_GETQDISC, tcmsg(), DUMP)
+        drops: dict[tuple[int, int], int] = {}
+        for qdisc in listed:
+            if qdisc["parent"] == rtnl.TC_H_INGRESS or qdisc["handle"] == OURS << 16:
+                counted = qdisc.attributes.nest("TCA_STATS2").fields("TCA_STATS_QUEUE")
+                drops[qdisc["index"], qdisc["parent"]] = int(counted.get("drops", 0))
+        return {
+            index: QdiscDrops(drops.get((index, rtnl.TC_H_ROOT)), drops.get((index, rtnl.TC_H_INGRESS)))
+            for index, _ in drops
         }
 
     def is_filtered(self, index: int) -> bool:

@@ -22,19 +22,23 @@ import pytest
 import netplugin.api.errors as errors
 from agents.api.document import routes
 from agents.store.store import Store
+from agents.telemetry.counter_text import counter_text
 from agents.telemetry.metrics import Metrics
 from agents.telemetry.pmd_figures import pmd_figures
+from agents.telemetry.port_counters import Known, Snapshot
 from agents.telemetry.vf_figures import PortCounters
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.sriov.driver import Sriov
 from drivers.vdpa.driver import Vdpa
 from netplugin import docgen
+from netplugin.api.counter_models import Place, Traffic
 from netplugin.api.models import PortState, VfCounters
 from netplugin.api.pmd_models import PmdCore, PmdState, RxQueue
 from netplugin.api.task_models import TaskState
 from netplugin.cli import commands as commands_of_package
 from netplugin.cli.main import Netplugin
+from netplugin.counters import Source, Track
 from netplugin.host.nic_errors import OF_BINDING, OF_VF_NUMBER, Causes
 from netplugin.host.nic_models import MODELS, Binding, model_of
 from netplugin.pmd.read import PmdCounters, PmdReading
@@ -51,6 +55,9 @@ from tests.docs.example_backend import list_opts
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 BASH = [block for block in BLOCKS if block.language == "bash"]
+#: A port and an uplink that have every counter.
+COUNTS = Known({"port": Track(Source(dict.fromkeys((*Traffic, *Place), 1)), 0.0)}, "net", (), "vm")
+COUNTED = Snapshot("b", 1.0, {"nic1": COUNTS}, {"eth0": COUNTS})
 #: A PMD thread that has every figure.
 PMD_READING = PmdReading(
     PmdState(
@@ -378,6 +385,7 @@ def test_the_metrics_are_all_there(tmp_path: Path) -> None:
         "watch_failures": lambda: {"loop": 1},
         "watch_pmd": lambda: None,  # docs/pmd.md has these
         "watch_vfs": lambda: [PortCounters("nic1", "0000:03:10.1", VfCounters())],
+        "watch_counters": lambda: counter_text([COUNTED]),
         "watch_credentials": lambda: False,
     }
     metrics.watch_fleet(lambda: True, lambda: {"owned": 1})
@@ -395,6 +403,15 @@ def test_the_metrics_are_all_there(tmp_path: Path) -> None:
         shown = re.search(rf"^{quoted(row[0])[0]}\w*{{(.*?)}}", text, re.MULTILINE)
         labels = re.findall(r"(\w+)=", shown[1]) if shown else quoted(row[1])
         assert set(labels) - {"le"} == set(quoted(row[1])), row
+
+
+def test_every_place_of_drops_is_explained() -> None:
+    rows = table(
+        "docs/operating/monitoring.md",
+        *("place", "what was dropped", "`dpdkvhostuser`, `vdpa`", "`linuxbridge`", "`sriov`"),
+    )
+    assert [name for row in rows for name in quoted(row[0])] == [place.value for place in Place]
+    assert all(any(row[2:]) for row in rows), "each has a source"
 
 
 def test_the_metrics_of_pmd_threads_are_all_there() -> None:

@@ -63,7 +63,7 @@ def test_the_list_of_commands_fits_a_terminal(
     [
         ("prot list", "there is no command prot list; did you mean port list?"),
         ("port lst p1", "there is no command port lst; did you mean port list?"),
-        ("port", "port is not a whole command: it needs one of delete, list,"),
+        ("port", "port is not a whole command: it needs one of counters, delete, list,"),
         ("xyzzy", "there is no command xyzzy; netplugin --help lists the commands"),
         ("--verbos port list", "there is no option --verbos before the command"),
         ("port list --vmid x", "unrecognized arguments: --vmid x; did you mean --vm-id?"),

@@ -13,11 +13,13 @@ import pytest
 from drivers.ovs import apply
 from drivers.ovs import flow_changes as f
 from drivers.ovs import row_changes as c
-from drivers.ovs.filters import port_cookie, port_flows
+from drivers.ovs.filters import miss_flows, port_cookie, port_flows
 from drivers.ovs.overlays import TunnelPort
 from drivers.ovs.ports import VHOST_TYPE, Policer, RelayVfPort
 from drivers.ovs.uplinks import OvsUplink
 from netplugin.api.errors import TryAgain
+from netplugin.api.models import PortSpec
+from netplugin.host.flow import Flow
 from netplugin.host.names import device_name
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovs_versions import keeps_old_actions
@@ -113,6 +115,10 @@ def test_every_kind_of_port_has_the_columns_that_ovs_needs(ports: Ports, desired
     assert not desired.differs(row)
 
 
+def _filter_of(ofport: int, spec: PortSpec) -> frozenset[Flow]:
+    return port_flows("p1", ofport, spec) | miss_flows("p1", ofport, spec).keys()
+
+
 def test_the_flows_of_a_port_are_its_filter(ports: Ports) -> None:
     made = vhost("p1")
     ports.plug(made)
@@ -121,11 +127,11 @@ def test_the_flows_of_a_port_are_its_filter(ports: Ports) -> None:
     own = ports.flows() - BASE
     assert {line.split(",")[0] for line in own} == {cookie}
     assert all(f"in_port={ofport}" in line for line in own)
-    assert ports.seen("p1").flows["p1"] == port_flows("p1", ofport, spec_of())
+    assert ports.seen("p1").flows["p1"] == _filter_of(ofport, spec_of())
     security = {"enabled": False}
     assert ports.apply(filter_of(made, port_security=security)).failed == {}
-    assert ports.seen("p1").flows["p1"] == port_flows("p1", ofport, spec_of(port_security=security))
-    assert len(ports.flows() - BASE) == 4, "those of the filter have gone"
+    assert ports.seen("p1").flows["p1"] == _filter_of(ofport, spec_of(port_security=security))
+    assert len(ports.flows() - BASE) == 4 + 1, "those of the filter have gone, and the rest is counted"
 
 
 def test_a_port_changes_in_place_and_keeps_what_others_wrote(ports: Ports) -> None:
