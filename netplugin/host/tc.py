@@ -14,6 +14,7 @@ from typing import Any
 
 from pyroute2.netlink import NLM_F_ECHO, rtnl
 from pyroute2.netlink.rtnl.tcmsg import act_mirred, plugins, tcmsg
+from pyroute2.netlink.rtnl.tcmsg.common import stats2
 from pyroute2.protocols import ETH_P_ALL
 
 from netplugin.api.errors import BackendUnavailable
@@ -135,7 +136,7 @@ class Tc:
         drops: dict[tuple[int, int], int] = {}
         for qdisc in listed:
             if qdisc["parent"] == rtnl.TC_H_INGRESS or qdisc["handle"] == OURS << 16:
-                counted = qdisc.attributes.nest("TCA_STATS2").fields("TCA_STATS_QUEUE")
+                counted = qdisc.attributes.nest_as("TCA_STATS2", stats2).fields("TCA_STATS_QUEUE")
                 drops[qdisc["index"], qdisc["parent"]] = int(counted.get("drops", 0))
         return {
             index: QdiscDrops(drops.get((index, rtnl.TC_H_ROOT)), drops.get((index, rtnl.TC_H_INGRESS)))
