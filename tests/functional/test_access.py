@@ -95,6 +95,7 @@ CALLS: tuple[tuple[str, str, str, Any, int], ...] = (
     ("read", "GET", "/v1/host/checks", None, 200),
     ("read", "GET", "/metrics", None, 200),
     ("plug", "PUT", "/v1/ports/p1", SPEC, 200),
+    ("read", "GET", "/v1/ports/p1/counters", None, 200),
     ("plug", "POST", "/v1/ports:batch", {"put": [{"port_id": "p1", "spec": SPEC}]}, 200),
     ("plug", "POST", "/v1/reconcile", {}, 200),
     ("plug", "PUT", "/v1/service-ports/svc", service("dhcp9"), 422),  # there is no such device

@@ -295,3 +295,54 @@ def test_counters_outlive_the_agent_and_not_a_restart_of_vswitchd_or_the_port(si
 def _began(site: Site, port_id: str) -> float:
     counted = site.counters(port_id)["counters"]
     return _seconds(counted["since"]) if counted else 0.0
+
+
+def test_a_busy_ovs_leaves_what_is_known_in_a_scrape_each_second(site: Site) -> None:
+    site.settled("sender")
+    site.host.ovs.pause_vswitchd()
+    try:
+        known: set[str] = set()
+        end, longest = time.monotonic() + 10.0, 0.0
+        while time.monotonic() < end:
+            begun = time.monotonic()
+            status, text = site.host.agent.get("/metrics")
+            longest = max(longest, time.monotonic() - begun)
+            assert status == 200
+            lines = [line for line in text.splitlines() if line.startswith("netplugin_port_packets_total")]
+            lines += [
+                line for line in text.splitlines() if line.startswith("netplugin_counters_read_seconds{")
+            ]
+            known.add("\n".join(lines))
+            time.sleep(max(0.0, begun + 1.0 - time.monotonic()))
+        assert len(known) == 1 and 'port="sender"' in next(iter(known)) and longest < 8.0, known
+        status, body = site.host.agent.get("/v1/ports/sender/counters")
+        assert status == 200 and time.time() - _seconds(body["read_at"]) > 5.0
+    finally:
+        site.host.ovs.resume_vswitchd()
+    wait_for(
+        lambda: time.time() - _seconds(site.counters("sender")["read_at"]) < 3.0,
+        DEADLINE_S,
+        "it is read again",
+    )
+    wait_for(lambda: site.host.agent.get("/readyz")[0] == 200, DEADLINE_S, "nothing is wrong")
+
+
+def test_the_uplink_counts_what_it_has_missed_and_what_it_has_carried(site: Site) -> None:
+    """libpcap counts what the lab's NIC drops while vswitchd does not take frames, and tells every 5 s."""
+    [before] = site.counters("sender")["uplinks"]
+    site.host.ovs.pause_vswitchd()
+    try:
+        for number in range(60_000):
+            site.wire.send(plain(site, number, 1400, to=OTHER))
+    finally:
+        site.host.ovs.resume_vswitchd()
+
+    def lost() -> dict[str, int]:
+        [now] = site.counters("sender")["uplinks"]
+        return rise(drops_of(before["counters"]), drops_of(now["counters"]))
+
+    wait_for(lost, DEADLINE_S, "it is counted")
+    time.sleep(6.0)
+    [after] = site.counters("sender")["uplinks"]
+    came = after["counters"]["packets_from_vm"] - before["counters"]["packets_from_vm"]
+    assert lost() == {"missed": 60_000 - came} and came > 0

@@ -13,13 +13,16 @@ import pytest
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
 from agents.telemetry.vf_figures import PortCounters, VfFigures
+from drivers.vf.backend import drops_of, of_vf
 from drivers.vf.inventory import read_inventory
 from drivers.vf.kernel import VfKernel
 from drivers.vf.memory import new_claim
 from drivers.vf.options import parse_devices
+from netplugin.api.counter_models import Place, Traffic
 from netplugin.api.errors import HostError
 from netplugin.api.models import VfCounters
 from netplugin.backend import Claim
+from netplugin.counters import Reading
 from netplugin.host.netlink import attribute
 from netplugin.host.vf_messages import parse_counters
 from netplugin.host.vfs import Vfs
@@ -142,3 +145,19 @@ def test_a_scrape_without_a_thread_to_be_had_is_not_the_last(
         limited.setattr(threading.Thread, "start", start)
         assert figures.collect() == []
     assert figures.collect()
+
+
+def test_the_counters_of_a_port_on_a_vf_have_the_vocabulary_of_all() -> None:
+    claim = Claim("vf", "0000:03:10.1")
+    source = of_vf(claim, COUNTED)
+    assert source.origin == claim.key
+    assert source.values == {
+        Traffic.PACKETS_FROM_VM: 2,
+        Traffic.PACKETS_TO_VM: 1,
+        Traffic.BYTES_FROM_VM: 4,
+        Traffic.BYTES_TO_VM: 3,
+        Place.VF_FROM_VM: 9,
+        Place.VF_TO_VM: 8,
+    }
+    only_drops = drops_of(Reading({"vf": source}))
+    assert only_drops["vf"].values == {Place.VF_FROM_VM: 9, Place.VF_TO_VM: 8} and drops_of(None) == {}
