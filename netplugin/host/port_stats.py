@@ -9,7 +9,7 @@ the request. Those of flows are as its revalidators last collected them, half a 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from netplugin.host import openflow_messages as m
@@ -20,6 +20,7 @@ _PORT_STATS = 4  # ofp_multipart_type
 #: struct ofp_port_stats: length, number, seconds, nanoseconds; packets, bytes, dropped, errors, rx before tx.
 _PORT = struct.Struct(">H2xIII8Q")
 _VALUE = struct.Struct(">Q")
+_MET = struct.Struct(">H30xQ")  # the length and the packets of ofp_flow_stats
 _UNKNOWN = (1 << 64) - 1  # netdev_stats in lib/netdev.h
 
 
@@ -96,11 +97,23 @@ def _custom(properties: bytes) -> dict[str, int]:
 
 def read_flow_stats(answers: Sequence[m.OpenFlowMessage], requests: Collection[int]) -> list[FlowStats]:
     """The flows with packets of those that ``request_flows`` with these ids asks for. Raises: Malformed."""
-    found = []
+    found: list[FlowStats] = []
     for part in m.parts(answers, m.FLOW_STATS, requests, "flow"):
-        for head, rest in m.entries(part, m.STATS, 0, "flow"):
-            _, table, seconds, nanoseconds, priority, *options, cookie, packets, _ = head
+        at = 0
+        while at + m.STATS.size <= len(part):  # nearly all flows have met none, and are not taken apart
+            length, packets = _MET.unpack_from(part, at)
+            if length < m.STATS.size:
+                raise Malformed("a part of a flow")
             if packets:
-                flow = Flow(cookie, priority, *m.read_rule(rest), table, tuple(options))
-                found.append(FlowStats(flow, packets, seconds + nanoseconds / 1e9))
+                found += _flows(part[at : at + length])
+            at += length
+        if at != len(part):
+            raise Malformed("a flow that ends behind its message")
     return found
+
+
+def _flows(part: bytes) -> Iterator[FlowStats]:
+    for head, rest in m.entries(part, m.STATS, 0, "flow"):
+        _, table, seconds, nanoseconds, priority, *options, cookie, packets, _ = head
+        flow = Flow(cookie, priority, *m.read_rule(rest), table, tuple(options))
+        yield FlowStats(flow, packets, seconds + nanoseconds / 1e9)

@@ -70,6 +70,15 @@ def test_flows_without_packets_are_left_out() -> None:
     ]
 
 
+@given(st.binary(max_size=200))
+def test_nothing_else_is_taken_for_flows(data: bytes) -> None:
+    for body in (data, bytes(len(data))):
+        try:
+            read_flow_stats([m.OpenFlowMessage(19, 2, struct.pack(">HH4x", 1, 0) + body)], [2])
+        except Malformed:
+            continue
+
+
 @given(st.binary(max_size=300), st.sampled_from(CUSTOM))
 def test_nothing_else_is_taken_for_counters(data: bytes, name: str) -> None:
     for body in (data, entry(1, [0] * 8, custom({name: 1}))[: len(data)]):
