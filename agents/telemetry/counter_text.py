@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
-from agents.telemetry.port_counters import Known, Snapshot, moment
+from agents.telemetry.port_counters import Known, Snapshot, clock
 from netplugin.api.counter_models import Place, Traffic
 
 _T = Traffic
@@ -36,19 +37,20 @@ def counter_text(snapshots: Iterable[Snapshot]) -> bytes:
     counters: dict[str, list[str]] = {name: [] for name in _FAMILIES}
     since: list[str] = []
     read: list[str] = []
+    today = time.time() - clock()
     for snapshot in snapshots:
         if snapshot.at is None:
             continue
         backend = _escaped(snapshot.backend)
-        read.append(f'netplugin_counters_read_seconds{{backend="{backend}"}} {_seconds(snapshot.at)}')
+        read.append(f'netplugin_counters_read_seconds{{backend="{backend}"}} {round(snapshot.at + today)}')
         for port_id, port in snapshot.ports.items():
             labels = (
                 f'port="{port_id}",vm="{port.vm_id}",network="{_escaped(port.network)}",backend="{backend}"'
             )
-            _add(counters, since, "port", labels, port)
+            _add(counters, since, "port", labels, port, today)
         for device, uplink in snapshot.uplinks.items():
             labels = f'device="{_escaped(device)}",network="{_escaped(uplink.network)}",backend="{backend}"'
-            _add(counters, since, "uplink", labels, uplink)
+            _add(counters, since, "uplink", labels, uplink, today)
     lines: list[str] = []
     for name, samples in counters.items():
         if samples:
@@ -62,13 +64,16 @@ def counter_text(snapshots: Iterable[Snapshot]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _add(counters: dict[str, list[str]], since: list[str], kind: str, labels: str, known: Known) -> None:
+def _add(
+    counters: dict[str, list[str]], since: list[str], kind: str, labels: str, known: Known, today: float
+) -> None:
+    """``today``: what is added to a time of ``clock`` for the time of day."""
     is_port = kind == "port"
     for source, track in known.tracks.items():
         if not track.source.values:
             continue
         since.append(
-            f'netplugin_counters_since_seconds{{{labels},source="{source}"}} {_seconds(track.since)}'
+            f'netplugin_counters_since_seconds{{{labels},source="{source}"}} {round(track.since + today)}'
         )
         for key, value in track.totals().items():
             if isinstance(key, Place):
@@ -84,10 +89,6 @@ def _add(counters: dict[str, list[str]], since: list[str], kind: str, labels: st
                 family, *directions = _DIRECTIONS[key]
                 name, direction = f"netplugin_{kind}_{family}", directions[not is_port]
                 counters[name].append(f'{name}_total{{{labels},direction="{direction}"}} {value}')
-
-
-def _seconds(at: float) -> int:
-    return round(moment(at).timestamp())
 
 
 def _escaped(text: str) -> str:

@@ -15,7 +15,7 @@ PACKETS, DROPS = Traffic.PACKETS_FROM_VM, Place.POLICER_TO_VM
 AGED = Source({PACKETS: 100}, "7", age_s=50.0)
 
 
-def test_counters_began_when_the_host_says_so_or_when_they_were_read_first() -> None:
+def test_counters_began_when_the_host_shows_it_or_when_they_were_read_first() -> None:
     assert follow(None, AGED, 1000.0).since == 950.0
     assert follow(None, replace(AGED, age_s=None), 1000.0).since == 1000.0
 
