@@ -30,13 +30,13 @@ class PortCounters(show.Asks, show.TableLister):
         parser.add_argument("port_id", metavar="ID", help="ID of the port")
         show.flag(parser, "--watch", "print what changes, a line a second, until interrupted")
         parser.add_argument(
-            "--timeout", type=show.seconds, metavar="S", help="seconds to watch (default: no limit)"
+            "--seconds", type=show.seconds, metavar="S", help="how long to watch (default: no limit)"
         )
 
     def take_action(self, parsed_args: Namespace) -> show.Listed:
         found = self.agent.port_counters(parsed_args.port_id)
         if parsed_args.watch:
-            found = self._watch(found, parsed_args.timeout)
+            found = self._watch(found, parsed_args.seconds)
         if found.counters and found.read_at:
             self.note(f"read at {found.read_at:%Y-%m-%d %H:%M:%S} UTC")
         return _COLUMNS, [row for of, counted in _each(found) for row in _rows(of, counted)]

@@ -36,7 +36,7 @@ def test_it_lists_what_was_carried_and_dropped(capsys: pytest.CaptureFixture[str
 
 
 def test_it_prints_what_changes_for_some_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("port counters p1 --watch --timeout 1.5 -f value".split()) == 0
+    assert main("port counters p1 --watch --seconds 1.5 -f value".split()) == 0
     found = capsys.readouterr()
     assert 'p1: nothing; a"b: nothing' in found.err and "packets_from_vm" in found.out
 
