@@ -2,8 +2,7 @@
 
 It is a separate process because libvirt calls have no timeout: a hanging daemon blocks them forever, and
 a process can be killed while a thread cannot. Where the agent's Python has no libvirt module, the platform's
-Python runs it: only the standard library, in the syntax of Python 3.6 (EL 8). That Python would evaluate
-annotations, so these are strings.
+runs it: the standard library alone, in the syntax of Python 3.6, which evaluates annotations: strings here.
 """
 
 import json
