@@ -37,6 +37,8 @@ def newer(original: Path, number: int, target: Path) -> Path:
     end = after.index(_END_OF_MIGRATIONS)
     more = "".join(f'\n    "CREATE TABLE of_release_{each} (x);",' for each in range(1, number + 1))
     store.write_text(f"{before}{found}{after[:end]}{more}{after[end:]}")
+    for compiled in (store.parent / "__pycache__").glob(f"{store.stem}.*"):
+        compiled.unlink()
     for script in (tree / "DEBIAN").iterdir():
         text = script.read_text()
         raised = re.sub(

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,24 +72,32 @@ def vms() -> None:
             if not ports.keys() <= bindings.keys():
                 continue
             for port_id, number in ports.items():
-                where = (f"vm-{port_id}", mac(number), address(number))
-                stack.enter_context(stand_in(backend, bindings[port_id], *where))
+                made = stand_in(backend, bindings[port_id], f"vm-{port_id}", mac(number), address(number))
+                stack.enter_context(made)
+            reached = partial(made.pings, address(min(ports.values())))
+            wait_for(reached, DEADLINE_S, f"the VMs of {backend} reach each other")
             (one, first), (two, second) = ports.items()
             for port_id, kind, own, other in (
                 (one, "listen", first, second),
                 (two, "connect", second, first),
             ):
                 words: list[Argument] = [PROGRAM, kind, address(own), address(other), str(PORT), str(RATE)]
-                log = VMS / f"{port_id}.counts"
-                talker = Daemon(port_id, within(f"vm-{port_id}", words), log)
+                talker = Daemon(port_id, within(f"vm-{port_id}", words), VMS / f"{port_id}.counts")
                 stack.enter_context(talker)
-                if kind == "listen":
-                    wait_for(lambda log=log: "listening" in log.read_text(), DEADLINE_S, "it listens")  # type: ignore[misc]
                 (VMS / f"{port_id}.pid").write_text(str(talker.pid))
+                wait_for(partial(said, one, SAYS[kind]), DEADLINE_S, f"{one} is {SAYS[kind]}")
         until_stopped(VMS / "ready")
 
 
-def stand_in(backend: str, binding: Mapping[str, Any], name: str, own_mac: str, own: str) -> Any:
+#: What the one that listens prints when it does, and when the other has connected.
+SAYS = {"listen": "listening", "connect": "connected"}
+
+
+def said(name: str, word: str) -> bool:
+    return word in (VMS / f"{name}.counts").read_text()
+
+
+def stand_in(backend: str, binding: Mapping[str, Any], name: str, own_mac: str, own: str) -> TapVm | Vm:
     if backend == "linuxbridge":
         return TapVm(name, None, binding["device"], own_mac, own)
     return Vm(name, binding["socket_path"], own_mac, own, log=VMS / f"{name}.testpmd.log")
@@ -105,11 +114,11 @@ def counted(name: str) -> Any:
     os.kill(int((VMS / f"{name}.pid").read_text()), signal.SIGUSR2)
     lines: list[str] = []
 
-    def said() -> bool:
+    def told() -> bool:
         lines[:] = log.read_text().splitlines(keepends=True)
         return len(lines) > before and lines[-1].endswith("\n")
 
-    wait_for(said, DEADLINE_S, f"{name} says what it has counted")
+    wait_for(told, DEADLINE_S, f"{name} says what it has counted")
     return json.loads(lines[-1])
 
 
@@ -172,7 +181,7 @@ def _files(top: Path) -> Iterator[str]:
 #: Of these each start of the system, of OVS or of libvirt changes something, and each run of apt.
 OWN = set(
     "/proc /sys /dev /run /tmp /srv /root /var/tmp /var/cache /var/lib/systemd /var/lib/apt /var/lib/dpkg"
-    " /var/lib/libvirt /etc/openvswitch /var/log/journal /var/log/apt /var/log/libvirt"
+    " /var/lib/libvirt /var/lib/openvswitch /etc/openvswitch /var/log/journal /var/log/apt /var/log/libvirt"
     " /var/log/openvswitch".split()
 )
 
