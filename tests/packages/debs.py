@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
-from tests.lab.processes import LabError, run
+from tests.lab.kernel import locked
+from tests.lab.processes import run
 from tests.nested.machine import CHECKOUT
 
 _GIVEN = "NETPLUGIN_DEB"
@@ -16,14 +18,18 @@ _END_OF_MIGRATIONS = "\n)\n"
 _BUILD_S = 300.0
 
 
-def deb(distribution: str = "deb12") -> Path:
-    """What ``make dist`` has made, or the one that the environment names."""
+def deb(target: Path, distribution: str = "deb12") -> Path:
+    """What ``make dist`` makes of this checkout, or the one that the environment names."""
     if given := os.environ.get(_GIVEN):
         return Path(given)
-    found = list((CHECKOUT / "dist").glob(f"netplugin_*{distribution}_amd64.deb"))
-    if len(found) != 1:
-        raise LabError(f"there is no deb for {distribution} in dist/: make dist, or set {_GIVEN}")
-    return found[0]
+    with locked("dist"):
+        run(
+            [sys.executable, "-m", "tools.dist", "--only", distribution, "--out", target],
+            _BUILD_S,
+            cwd=CHECKOUT,
+        )
+    (made,) = target.glob("*.deb")
+    return made
 
 
 def newer(original: Path, number: int, target: Path) -> Path:

