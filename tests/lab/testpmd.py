@@ -57,6 +57,8 @@ class TestpmdOptions:
     to: str | None = None
     """The MAC it sends to (with ``Forward.TXONLY``): frames of ``frame_bytes``, as many as it can."""
     frame_bytes: int = 1414
+    reconnects: bool = False
+    """It listens again when OVS has gone: DPDK looks for that when the link's state changes."""
 
 
 class Testpmd(Running):
@@ -133,5 +135,5 @@ def _arguments(path: Path, opens: bool, options: TestpmdOptions) -> list[Argumen
         "--nb-cores=1",
         "--stats-period=5",
         "--auto-start",
-        "--no-lsc-interrupt",
+        *([] if options.reconnects else ["--no-lsc-interrupt"]),
     ]

@@ -46,10 +46,11 @@ class Vm(AbstractContextManager["Vm"]):
         *,
         tagged: bool = False,
         log: Path | None = None,
+        reconnects: bool = False,
     ) -> None:
         """``tagged``: VLAN tags pass too; DPDK's af_packet driver takes the outer one off.
 
-        ``path`` and ``log`` are testpmd's.
+        ``path``, ``log`` and ``reconnects`` are testpmd's.
         """
         self.name = name
         self.mac = mac
@@ -67,6 +68,7 @@ class Vm(AbstractContextManager["Vm"]):
                 memory_mb=192 if mtu > 1500 or tagged else 64,
                 # The largest ring: nothing is lost while testpmd waits for a busy core.
                 ring_size=1024,
+                reconnects=reconnects,
             ),
             log,
         )

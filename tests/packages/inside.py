@@ -100,7 +100,8 @@ def said(name: str, word: str) -> bool:
 def stand_in(backend: str, binding: Mapping[str, Any], name: str, own_mac: str, own: str) -> TapVm | Vm:
     if backend == "linuxbridge":
         return TapVm(name, None, binding["device"], own_mac, own)
-    return Vm(name, binding["socket_path"], own_mac, own, log=VMS / f"{name}.testpmd.log")
+    log = VMS / f"{name}.testpmd.log"
+    return Vm(name, binding["socket_path"], own_mac, own, log=log, reconnects=True)
 
 
 def counts() -> dict[str, Any]:

@@ -287,13 +287,13 @@ def test_an_upgrade_adds_no_loss_and_writes_nothing(site: Site, packages: list[P
 
 def test_a_downgrade_is_refused_until_its_store_is_restored(site: Site) -> None:
     """The refusal says what to do, and that is done."""
-    host, known, version = site.host, site.schema(), site.version()
+    host, known, version, agent = site.host, site.schema(), site.version(), site.main_pid()
     with site.stretch() as refused:
         status, printed = site.install(site.original, "--allow-downgrades")
         assert status != 0 and "written by a newer netplugin" in printed, printed
         assert "netplugin store restore" in printed, printed
         site.as_before()
-        assert site.schema() == known and site.version() == version
+        assert site.schema() == known and site.version() == version and site.main_pid() == agent
         host.run("systemctl", "stop", UNIT)
         copies = host.run("sh", "-c", "ls -v /var/lib/netplugin/backups").split()
         oldest = f"/var/lib/netplugin/backups/{copies[0]}"
@@ -342,10 +342,12 @@ def test_a_full_disk_stops_an_upgrade_and_not_the_agent(site: Site, packages: li
     host.run("sh", "-uc", ON_OPT, "sh", mount)
     host.run("systemctl", "restart", UNIT)
     site.as_before()
+    agent = site.main_pid()
     with site.stretch() as full:
         status, printed = site.install(package)
         assert status != 0 and "No space left" in printed, printed
         assert site.version().split()[0] == version.split()[0] and site.call("port", "list")
+        assert site.main_pid() == agent
         host.run("mount", "-o", "remount,size=1g", "/opt")
         status, printed = site.install(package)
         assert status == 0, printed
