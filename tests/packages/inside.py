@@ -72,7 +72,7 @@ def vms() -> None:
             if not ports.keys() <= bindings.keys():
                 continue
             for port_id, number in ports.items():
-                made = stand_in(backend, bindings[port_id], f"vm-{port_id}", mac(number), address(number))
+                made = vm_of(backend, bindings[port_id], f"vm-{port_id}", mac(number), address(number))
                 stack.enter_context(made)
             reached = partial(made.pings, address(min(ports.values())))
             wait_for(reached, DEADLINE_S, f"the VMs of {backend} reach each other")
@@ -85,7 +85,7 @@ def vms() -> None:
                 talker = Daemon(port_id, within(f"vm-{port_id}", words), VMS / f"{port_id}.counts")
                 stack.enter_context(talker)
                 (VMS / f"{port_id}.pid").write_text(str(talker.pid))
-                wait_for(partial(said, one, SAYS[kind]), DEADLINE_S, f"{one} is {SAYS[kind]}")
+                wait_for(partial(printed, one, SAYS[kind]), DEADLINE_S, f"{one} is {SAYS[kind]}")
         until_stopped(VMS / "ready")
 
 
@@ -93,11 +93,11 @@ def vms() -> None:
 SAYS = {"listen": "listening", "connect": "connected"}
 
 
-def said(name: str, word: str) -> bool:
+def printed(name: str, word: str) -> bool:
     return word in (VMS / f"{name}.counts").read_text()
 
 
-def stand_in(backend: str, binding: Mapping[str, Any], name: str, own_mac: str, own: str) -> TapVm | Vm:
+def vm_of(backend: str, binding: Mapping[str, Any], name: str, own_mac: str, own: str) -> TapVm | Vm:
     if backend == "linuxbridge":
         return TapVm(name, None, binding["device"], own_mac, own)
     log = VMS / f"{name}.testpmd.log"
@@ -115,11 +115,11 @@ def counted(name: str) -> Any:
     os.kill(int((VMS / f"{name}.pid").read_text()), signal.SIGUSR2)
     lines: list[str] = []
 
-    def told() -> bool:
+    def counted_again() -> bool:
         lines[:] = log.read_text().splitlines(keepends=True)
         return len(lines) > before and lines[-1].endswith("\n")
 
-    wait_for(told, DEADLINE_S, f"{name} says what it has counted")
+    wait_for(counted_again, DEADLINE_S, f"{name} says what it has counted")
     return json.loads(lines[-1])
 
 

@@ -146,14 +146,14 @@ class Site:
         return found
 
     def flowing(self) -> None:
-        """Until each has heard more of its peer."""
+        """Until each has received more of its peer."""
         before = self.counts()
 
-        def heard() -> bool:
+        def arrived() -> bool:
             now = self.counts()
             return all(now[name]["received"] > before[name]["received"] + 100 for name in now)
 
-        wait_for(heard, READY_S, "datagrams arrive")
+        wait_for(arrived, READY_S, "datagrams arrive")
 
     @contextmanager
     def stretch(self) -> Iterator[Stretch]:
@@ -177,7 +177,7 @@ class Site:
             found.update(self.counts()[receiver])
             return int(found["highest"]) >= window.stop
 
-        wait_for(passed, READY_S, f"{receiver} hears what was sent later")
+        wait_for(passed, READY_S, f"{receiver} receives what was sent later")
         return sum(
             max(0, min(last + 1, window.stop) - max(first, window.start)) for first, last in found["missing"]
         )
@@ -199,8 +199,8 @@ class Site:
         def written() -> list[str]:
             lines = [line for line in self.host.run("sh", "-c", logs).splitlines() if line.strip()]
             # ovs-ofctl(8): `event=ABBREV` tells of what the monitor's own connection has caused.
-            told = [each for each in lines if not re.match(r"NXST|OFPST|OFPT|\s*event=ABBREV", each)]
-            return [each for each in committed() if each not in known] + told
+            seen = [each for each in lines if not re.match(r"NXST|OFPST|OFPT|\s*event=ABBREV", each)]
+            return [each for each in committed() if each not in known] + seen
 
         try:
             yield written
@@ -403,7 +403,7 @@ def ovs_package(host: Host) -> Path:
 
 
 @pytest.mark.parametrize("how", ["its package is installed again", "its unit is restarted"])
-def test_the_gap_of_a_restart_of_ovs_beside_that_without_us(site: Site, how: str) -> None:
+def test_the_gap_of_a_restart_of_ovs_and_of_one_without_us(site: Site, how: str) -> None:
     """Two more VMs are on a bridge without the agent, of the same OVS."""
     host = site.host
     site.stop_vms()
