@@ -434,8 +434,8 @@ def test_the_gap_of_a_restart_of_ovs_and_of_one_without_us(site: Site, how: str)
 
 def test_ports_are_there_before_libvirt_starts_after_a_reboot(site: Site) -> None:
     host = site.host
-    site.stop_vms()
     before = site.seen()
+    site.stop_vms()
     looks = "ip -o link; ovs-vsctl list-ports br-phys1; systemctl is-active netplugin-agent"
     look = f"[Service]\nExecStartPre=/bin/sh -c '({looks}) > /var/log/lab-before-libvirt 2>&1'\n"
     host.write("/etc/systemd/system/libvirtd.service.d/look.conf", look)
@@ -454,8 +454,8 @@ def test_ports_are_there_before_libvirt_starts_after_a_reboot(site: Site) -> Non
     first = min(stamps.values())
     after = ", ".join(f"{unit} {each - first:.2f} s" for unit, each in stamps.items())
     print(f"\nreboot, active after the first: {after}", end="")
-    assert not differences(before, site.seen())
     site.start_vms()
+    assert not differences(before, site.seen())
 
 
 def test_ports_of_running_vms_outlive_the_package(site: Site) -> None:
