@@ -22,7 +22,8 @@ _HOST_FILES = {
 # What dpkg runs, and with which first arguments (Debian policy, chapter 6).
 _DEB_SCRIPTS = {
     "preinst": 'case "$1" in install | upgrade) before_files ;; esac',
-    "postinst": "configured",
+    # Otherwise an upgrade was refused or failed: the files are the old ones, and the agent goes on.
+    "postinst": 'case "$1" in configure) configured ;; *) compiled || true ;; esac',
     "prerm": 'case "$1" in remove) before_removal ;; *) drop_bytecode ;; esac',
     "postrm": 'case "$1" in remove) after_removal ;; purge) purged ;; esac',
 }

@@ -40,10 +40,15 @@ before_files() {
 
 drop_bytecode() { find "$opt/lib" -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true; }
 
+# VMs run beside it: it takes the CPU time that they leave.
+compiled() {
+    drop_bytecode
+    nice -n 19 "$opt/bin/python" -IB -m compileall -q -j 0 "$opt/lib"
+}
+
 # After files are unpacked. Nothing is enabled or started; an agent that runs is restarted.
 configured() {
-    drop_bytecode
-    "$opt/bin/python" -IB -m compileall -q -j 0 "$opt/lib"
+    compiled
     systemd-sysusers netplugin.conf
     systemd-tmpfiles --create netplugin.conf
     for other in "/etc/systemd/system/$unit" /usr/local/bin/netplugin; do
