@@ -174,7 +174,8 @@ def _files(top: Path) -> Iterator[str]:
         paths = [Path(place) / name for name in names]
         kept = [path for path in paths if str(path) not in OWN and path.lstat().st_dev == device]
         names[:] = [path.name for path in kept]
-        for path in (*kept, *(Path(place) / name for name in found)):
+        others = (Path(place) / name for name in found)
+        for path in (*kept, *(path for path in others if str(path) not in OWN)):
             about = path.lstat()
             yield f"{path} {about.st_mode:o} {about.st_uid}:{about.st_gid}"
 
@@ -183,7 +184,7 @@ def _files(top: Path) -> Iterator[str]:
 OWN = set(
     "/proc /sys /dev /run /tmp /srv /root /var/tmp /var/cache /var/lib/systemd /var/lib/apt /var/lib/dpkg"
     " /var/lib/libvirt /var/lib/openvswitch /etc/openvswitch /var/log/journal /var/log/apt /var/log/libvirt"
-    " /var/log/openvswitch".split()
+    " /var/log/openvswitch /var/log/dpkg.log /var/lib/libuuid".split()
 )
 
 COMMANDS: Mapping[str, Callable[[], Any]] = {

@@ -437,12 +437,12 @@ def test_ports_are_there_before_libvirt_starts_after_a_reboot(site: Site) -> Non
     before = site.seen()
     site.stop_vms()
     looks = "ip -o link; ovs-vsctl list-ports br-phys1; systemctl is-active netplugin-agent"
-    look = f"[Service]\nExecStartPre=/bin/sh -c '({looks}) > /var/log/lab-before-libvirt 2>&1'\n"
+    look = f"[Service]\nExecStartPre=/bin/sh -c '({looks}) > /run/lab-before-libvirt 2>&1'\n"
     host.write("/etc/systemd/system/libvirtd.service.d/look.conf", look)
     host.reboot()
     site.as_before()
     host.run("systemctl", "start", "libvirtd")
-    seen = host.run("cat", "/var/log/lab-before-libvirt")
+    seen = host.run("cat", "/run/lab-before-libvirt")
     for binding in site.bindings.values():
         assert binding["device"] in seen, seen
     assert seen.splitlines()[-1] == "active"
@@ -483,7 +483,7 @@ def test_after_the_vms_are_gone_a_purge_leaves_the_host_as_it_was(site: Site) ->
     host = site.host
     site.stop_vms()
     host.run("netplugin", "port", "delete", *site.bindings)
-    host.run("rm", "-r", f"/etc/systemd/system/{UNIT}.service.d", "/etc/systemd/system/libvirtd.service.d")
+    host.run("rm", "-rf", f"/etc/systemd/system/{UNIT}.service.d", "/etc/systemd/system/libvirtd.service.d")
     status, printed = host.tried("apt-get", "purge", "-y", "netplugin")
     assert status == 0, printed
     assert not differences(site.state, site.seen())
