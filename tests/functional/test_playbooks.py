@@ -346,7 +346,7 @@ def test_grub_whose_scripts_read_one_file(tmp_path: Path, grub: Grub) -> None:
         shutil.rmtree("/boot/efi")
 
 
-@pytest.mark.parametrize("started", ["", "rEFInd 0.14.2"])
+@pytest.mark.parametrize("started", ["", "rEFInd 0.14.2", "Limine 8.6.0"])
 def test_without_a_boot_loader_that_is_known_nothing_is_written(
     tmp_path: Path, grub: Grub, started: str
 ) -> None:

@@ -55,14 +55,9 @@ def play(
 def _environment(directory: Path) -> dict[str, str]:
     """All it keeps is below the directory, and nothing of the machine's configuration counts."""
     configuration = directory / "ansible.cfg"
-    # It asks its own processes a thousand times a second by default whether they have ended.
-    configuration.write_text("[defaults]\ninternal_poll_interval = 0.02\n")
+    configuration.touch()
     return {
         "ANSIBLE_CONFIG": str(configuration),
-        # The first play in a directory gathers the facts of the machine, and none after it.
-        "ANSIBLE_GATHERING": "smart",
-        "ANSIBLE_CACHE_PLUGIN": "jsonfile",
-        "ANSIBLE_CACHE_PLUGIN_CONNECTION": str(directory / "facts"),
         "ANSIBLE_HOME": str(directory / "ansible"),
         "ANSIBLE_NOCOLOR": "1",
         # Modules go through a pipe and not through files: a third of the time.
