@@ -271,7 +271,8 @@ def test_a_reader_that_has_seen_enough_is_no_error(count: int) -> None:
     assert running.returncode == 141
 
 
-ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+#: Also where the caller has PYTHONIOENCODING: empty is as not set.
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
 
 
 @pytest.mark.parametrize(

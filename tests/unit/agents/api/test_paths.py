@@ -30,6 +30,7 @@ READ, PLUG, OPERATE = Role
 ROLES: dict[tuple[str, str], Role | None] = {
     ("GET", "/v1/ports"): READ,
     ("GET", "/v1/ports/{port_id}"): READ,
+    ("GET", "/v1/ports/{port_id}/counters"): READ,
     ("PUT", "/v1/ports/{port_id}"): PLUG,
     ("DELETE", "/v1/ports/{port_id}"): PLUG,
     ("POST", "/v1/ports/{port_id}:migrate"): PLUG,
