@@ -177,7 +177,7 @@ def test_every_operation_is_as_documented(agent: PrivateAgent, count: int) -> No
     assert answers["put_port"][200] + answers["batch_ports"][200] >= 5
     for name, counted in answers.items():
         of_others = (
-            *("get_port", "get_service_port", "get_physical_network"),
+            *("get_port", "get_port_counters", "get_service_port", "get_physical_network"),
             *("get_task", "render_domain", "check_domain", "release_vf"),
         )
         needs = 404 if name in of_others else None
