@@ -53,7 +53,7 @@ class Snapshot:
         return PortCounters(
             port_id=port_id,
             backend=self.backend,
-            read_at=None if self.at is None else moment(self.at),
+            read_at=None if self.at is None else as_datetime(self.at),
             counters=_counted(port) if port else None,
             uplinks=tuple(UplinkCounters(device=name, counters=_counted(up)) for name, up in devices),
         )
@@ -81,7 +81,7 @@ class BackendCounters:
         except NetpluginError as away:
             LOG.debug("counters of %s: %s", self._known.backend, away)
         except Exception:
-            LOG.exception("unexpected")
+            LOG.exception("counters of %s", self._known.backend)
         return self._known
 
     def _read(self) -> Snapshot:
@@ -111,7 +111,7 @@ def _follow(tracks: Mapping[str, Track], reading: Reading, now: float) -> dict[s
     return {name: follow(tracks.get(name), source, now) for name, source in reading.sources.items()}
 
 
-def moment(at: float) -> datetime:
+def as_datetime(at: float) -> datetime:
     """The time of day of a time of ``clock``, in whole seconds."""
     return datetime.fromtimestamp(round(time.time() - clock() + at), UTC)
 
@@ -126,7 +126,7 @@ def _counted(known: Known) -> Counted:
                 traffic[key.value] = value
                 since = track.since if key is not Traffic.RING_RETRIES else since
             elif value:
-                drops.append(Drop(place=key, packets=value, since=moment(track.since)))
+                drops.append(Drop(place=key, packets=value, since=as_datetime(track.since)))
     drops.sort(key=lambda drop: [*Place].index(drop.place))
     first = min(track.since for track in known.tracks.values())
-    return Counted(since=moment(first if since is None else since), drops=tuple(drops), **traffic)
+    return Counted(since=as_datetime(first if since is None else since), drops=tuple(drops), **traffic)

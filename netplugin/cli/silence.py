@@ -33,7 +33,7 @@ def known_of(asked: Connection, failed: BaseException) -> str:
             found.append(_process(asked.peer))
         elif isinstance(failed, ConnectionRefusedError):
             made = Path(asked.url.removeprefix(UNIX)).stat().st_mtime
-            found.append(f"who listened at this socket, of {_clock(made)}, has ended")
+            found.append(f"the process that made this socket at {_clock(made)} has ended")
     if asked.url == DEFAULT_URL:
         with suppress(NetpluginError):
             found.append(_unit())
@@ -44,7 +44,7 @@ def _process(pid: int) -> str:
     """Raises: OSError."""
     state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(rest[18]) / os.sysconf("SC_CLK_TCK")
-    return f"process {pid}, of {_clock(time.time() - age)}, {_STATES.get(state, 'runs')}"
+    return f"process {pid}, started at {_clock(time.time() - age)}, {_STATES.get(state, 'runs')}"
 
 
 def _unit() -> str:
@@ -53,7 +53,7 @@ def _unit() -> str:
     shown = run(words, step="systemctl", deadline=time.monotonic() + _SYSTEMD_S)
     values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     since = values.get("StateChangeTimestamp")
-    return f"systemd has {_UNIT} as {values.get('ActiveState')} since {since}" if since else ""
+    return f"systemd says that {_UNIT} is {values.get('ActiveState')} since {since}" if since else ""
 
 
 def _clock(seconds: float) -> str:

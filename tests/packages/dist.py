@@ -23,5 +23,5 @@ def built(part: str) -> Path:
     directory = Path(tempfile.mkdtemp(prefix="netplugin-dist-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     with locked("dist"):
-        run([sys.executable, "-m", "tools.dist", "--only", part, "--out", directory / part], 300, cwd=ROOT)
+        run([sys.executable, "-m", "tools.dist", "--only", part, "--out", directory / part], 1800, cwd=ROOT)
     return directory / part

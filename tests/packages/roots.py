@@ -61,7 +61,7 @@ def made(name: str) -> Path:
                 command += ["--dpkgopt=force-unsafe-io"]
                 command += [f"--include={packages}", '--aptopt=APT::Sandbox::User "root"']
                 unshared = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *command]
-                run([*unshared, SUITES[name], directory / "root", listed], 600)
+                run([*unshared, SUITES[name], directory / "root", listed], 1800)
                 (directory / "root").rename(target)
     return target
 
@@ -103,7 +103,7 @@ class Root:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
-            timeout=600,
+            timeout=1800,
             check=False,
         )
         assert done.returncode == status, f"{command}: exit status {done.returncode}:\n{done.stdout}"

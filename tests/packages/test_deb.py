@@ -18,7 +18,8 @@ from tests.lab.processes import run
 from tests.packages.dist import built
 from tests.packages.roots import Root, made
 
-pytestmark = pytest.mark.outside
+#: A package is built, unpacked and compiled several times.
+pytestmark = [pytest.mark.outside, pytest.mark.timeout(3600)]
 #: Debian 13 is in the long form.
 DEBIANS = ["deb12", pytest.param("deb13", marks=pytest.mark.long)]
 INSTALL = "umask 077; export DEBIAN_FRONTEND=noninteractive; dpkg --force-confold -i"
@@ -54,7 +55,7 @@ def changed(root: Root, deb: str, version: str, change: Callable[[Path], None] =
     control.write_text(control.read_text().replace(f"Version: {own}", f"Version: {version}"))
     change(tree)
     target = root.files / f"srv/netplugin_{version}.deb"
-    run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, target], 120)
+    run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, target], 600)
     shutil.rmtree(tree)
     return f"/srv/{target.name}"
 
@@ -137,7 +138,7 @@ def test_an_upgrade_keeps_an_edited_configuration_and_no_old_bytecode(root: Root
     assert "port nic1 of VM vm1 (linuxbridge)" in printed and "netplugin port delete" in printed
     assert path.exists()
     socket = root.files / "run/netplugin/vhost"
-    socket.mkdir(parents=True)
+    socket.mkdir(parents=True, exist_ok=True)
     os.mkfifo(socket / "not-a-socket")
     assert "/run/netplugin stays" in root.run("dpkg -P netplugin")
     assert not path.exists()
